@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sterna::ram::Backing;
-use sterna::replica::Terms;
+use sterna::replica::{CheckpointMode, Terms};
 use sterna::{Capabilities, Compression, Parameters};
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
@@ -32,6 +32,7 @@ pub(super) struct Case {
     pub(super) lanes: u8,
     pub(super) compression: Compression,
     pub(super) delay: Duration,
+    pub(super) mode: CheckpointMode,
     pub(super) buffer_bytes: u64,
     pub(super) terms: Terms,
     /// What hearing a piece of output takes.
@@ -72,6 +73,11 @@ impl Case {
             lanes,
             compression: if lanes == 0 { Compression::None } else { compressions[random.usize(..3)] },
             delay: milliseconds(1 + random.u64(..30)),
+            mode: match random.u8(..4) {
+                0 => CheckpointMode::Output(milliseconds(1 + random.u64(..20))),
+                1 => CheckpointMode::Load(1 + random.u8(..50)),
+                _ => CheckpointMode::Interval,
+            },
             buffer_bytes: [4096, 64 << 20, 64 << 20][random.usize(..3)],
             terms: Terms {
                 heartbeat: milliseconds(10),

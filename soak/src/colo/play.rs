@@ -127,6 +127,7 @@ impl Case {
             wire.await_piece(Awaited { line, way, pieces, tell });
         }
         let options = PrimaryOptions {
+            checkpoint_mode: self.mode,
             checkpoint_delay: self.delay,
             terms: self.terms,
             buffer_bytes: self.buffer_bytes,

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use sterna::replica::{PrimaryOptions, StandbyOptions, Terms};
+use sterna::replica::{CheckpointMode, PrimaryOptions, StandbyOptions, Terms};
 
 use super::engine::{Outgoing, Receiving};
-use super::parameters::{BUFFER_SIZE, JOURNAL_SIZE, ParameterSet};
+use super::parameters::{
+    BUFFER_SIZE, CHECKPOINT_MODE, CHECKPOINT_OVERHEAD, JOURNAL_SIZE, OUTPUT_DELAY, ParameterSet,
+};
 use super::protection::{Decide, Protection, ProtectionEnd};
 use super::vm::MonitoredVm;
 use crate::error::QmpError;
@@ -18,6 +20,7 @@ impl ParameterSet {
     pub(super) fn primary_options(&self, terms: Terms) -> PrimaryOptions {
         PrimaryOptions {
             checkpoint_delay: self.checkpoint_delay(),
+            checkpoint_mode: self.checkpoint_mode(),
             buffer_bytes: self.number(BUFFER_SIZE),
             terms,
         }
@@ -34,6 +37,14 @@ impl ParameterSet {
 
     pub(super) fn checkpoint_delay(&self) -> Duration {
         Duration::from_millis(self.number("x-checkpoint-delay"))
+    }
+
+    pub(super) fn checkpoint_mode(&self) -> CheckpointMode {
+        match self.word(CHECKPOINT_MODE) {
+            "output" => CheckpointMode::Output(Duration::from_millis(self.number(OUTPUT_DELAY))),
+            "load" => CheckpointMode::Load(u8::try_from(self.number(CHECKPOINT_OVERHEAD)).unwrap_or(u8::MAX)),
+            _ => CheckpointMode::Interval,
+        }
     }
 }
 

@@ -312,11 +312,12 @@ impl MigrationControl {
         self.vm.set_announcing(Announcing::of_parameters(&state.parameters));
         if let Some(outgoing) = state.outgoing.as_ref().filter(|outgoing| !outgoing.status().is_terminal()) {
             outgoing.set_live(&state.parameters.to_engine());
-            // Given again, even unchanged, it asks for a checkpoint, as in QEMU.
-            if let Some(protection) =
-                outgoing.protection().filter(|_| changes.contains_key("x-checkpoint-delay"))
-            {
-                protection.set_delay(state.parameters.checkpoint_delay());
+            if let Some(protection) = outgoing.protection() {
+                protection.set_mode(state.parameters.checkpoint_mode());
+                // Given again, even unchanged, it asks for a checkpoint, as in QEMU.
+                if changes.contains_key("x-checkpoint-delay") {
+                    protection.set_delay(state.parameters.checkpoint_delay());
+                }
             }
         }
         Ok(())

@@ -179,6 +179,9 @@ const CHUNK_SIZE: &str = "x-rdma-chunk-size";
 /// Most bytes of guest memory that are registered at once.
 const PINNED_LIMIT: &str = "x-sterna-rdma-pinned-limit";
 /// The most bytes of a checkpoint's pages that are copied while the guest stands.
+pub(super) const CHECKPOINT_MODE: &str = "x-sterna-checkpoint-mode";
+pub(super) const OUTPUT_DELAY: &str = "x-sterna-output-delay";
+pub(super) const CHECKPOINT_OVERHEAD: &str = "x-sterna-checkpoint-overhead";
 pub(super) const BUFFER_SIZE: &str = "x-sterna-checkpoint-buffer-size";
 /// The most bytes that a checkpoint may bring to a standby.
 pub(super) const JOURNAL_SIZE: &str = "x-sterna-checkpoint-journal-size";
@@ -234,6 +237,9 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
     row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
     row(BUFFER_SIZE, number(4096, 1 << 40), Bytes, Frozen, 256 << 20),
+    word(CHECKPOINT_MODE, &["interval", "output", "load"], Live, "interval"),
+    row(OUTPUT_DELAY, number(1, HOUR_MS), Milliseconds, Live, 10),
+    row(CHECKPOINT_OVERHEAD, number(1, 90), Unit::None, Live, 10),
     row(JOURNAL_SIZE, number(4096, 1 << 40), Bytes, Frozen, 1 << 30),
     rdma_row(PINNED_LIMIT, Range::Limit { least: 1 << 20 }, 0),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
@@ -367,7 +373,7 @@ impl ParameterSet {
         self.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
 
-    fn word(&self, name: &str) -> &str {
+    pub(super) fn word(&self, name: &str) -> &str {
         self.get(name).and_then(Value::as_str).unwrap_or("")
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::replica::machines::{primary, standby};
-use sterna::replica::{ContactRules, Primary, Standby, StandbyState};
+use sterna::replica::{CheckpointMode, ContactRules, Primary, Standby, StandbyState};
 use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
 use super::colo;
@@ -105,6 +105,7 @@ impl Protection for ProtectedGuest {
             "last-pages": counts.last_pages,
             "device-bytes": counts.device_bytes,
             "unbuffered": counts.unbuffered,
+            "checkpoint-interval": seconds(counts.interval),
             "pause-p50": seconds(counts.pause_p50),
             "pause-p99": seconds(counts.pause_p99),
             "pause-most": seconds(counts.pause_most),
@@ -138,6 +139,10 @@ impl Protection for ProtectedGuest {
     fn set_delay(&self, delay: Duration) {
         // The table takes none that is too short.
         let _ = self.0.set_checkpoint_delay(delay);
+    }
+
+    fn set_mode(&self, mode: CheckpointMode) {
+        self.0.set_checkpoint_mode(mode);
     }
 
     fn wait(&self) -> ProtectionEnd {
@@ -235,6 +240,8 @@ impl Protection for StandbyVm {
     }
 
     fn set_delay(&self, _: Duration) {}
+
+    fn set_mode(&self, _: CheckpointMode) {}
 
     fn wait(&self) -> ProtectionEnd {
         loop {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use sterna::replica::{Claims, EpochGate, Protection as Name, Secret, Terms};
+use sterna::replica::{CheckpointMode, Claims, EpochGate, Protection as Name, Secret, Terms};
 
 /// Which side of a protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +83,8 @@ pub trait Protection: Send + Sync {
     fn decide(&self, is_at_primary: bool) -> Result<(), String>;
     /// Changes the interval between checkpoints.
     fn set_delay(&self, delay: Duration);
+    /// Changes what decides when checkpoints are taken. At a standby it does nothing.
+    fn set_mode(&self, mode: CheckpointMode);
     /// Waits for the end.
     fn wait(&self) -> ProtectionEnd;
 }

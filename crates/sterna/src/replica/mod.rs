@@ -44,6 +44,7 @@ mod target;
 mod vm_survivor;
 mod witness;
 
+pub use crate::outgoing::protection::CheckpointMode;
 pub use contact::{
     Claims, ContactError, ContactState, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact,
     StandbyGuest, Terms, new_protection,

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use sterna::ram::Custody;
 use sterna::replica::machines::{Ruling, primary, standby};
 use sterna::replica::{
-    ByteGate, Claims, ContactRules, EpochGate, GateStatistics, Guardians, MaySay, NoOutput, Primary,
-    PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
+    ByteGate, CheckpointMode, Claims, ContactRules, EpochGate, GateStatistics, Guardians, MaySay, NoOutput,
+    Primary, PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
 };
 use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
 use sterna_guests::model::Fill;
@@ -115,7 +115,12 @@ pub fn join(
     let standby =
         Standby::protect(&at, &options, params.clone(), capabilities, Arc::new(()), survivor, Some(rules));
     let standby = standby.expect("listening");
-    let options = PrimaryOptions { checkpoint_delay: way.delay, terms, buffer_bytes: way.buffer_bytes };
+    let options = PrimaryOptions {
+        checkpoint_delay: way.delay,
+        terms,
+        buffer_bytes: way.buffer_bytes,
+        ..PrimaryOptions::default()
+    };
     let guardians = Guardians {
         protection: Protection { id: [7; 16], generation: 1 },
         secret: secret(),
@@ -387,6 +392,55 @@ fn protection_that_is_cancelled_in_its_first_checkpoint_leaves_the_gate_open() {
     assert!(gate.gate.wait_until_empty(PATIENCE));
     assert!(matches!(pair.primary.wait(), primary::Outcome::Failed(_)));
     assert_lives_on(&pair.guest);
+}
+
+#[test]
+fn output_brings_checkpoints_forward_and_silence_none() {
+    let (said, gate) = {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let writes = Arc::clone(&said);
+        (said, Arc::new(ByteGate::new(1 << 20, move |bytes| writes.lock().extend_from_slice(bytes)).unwrap()))
+    };
+    let pair = protect(writer(), &PLAIN, TERMS, gate.clone());
+    pair.wait_for_held(1);
+    pair.primary.set_checkpoint_mode(CheckpointMode::Output(Duration::from_millis(2)));
+    pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
+    // One is asked for by the new interval; one may be under way.
+    let quiet = || {
+        let before = pair.primary.statistics();
+        std::thread::sleep(Duration::from_millis(200));
+        let after = pair.primary.statistics();
+        (before.taken == after.taken && after.held == after.taken).then_some(after.taken)
+    };
+    wait_for("the end of checkpoints", || quiet().is_some());
+    let before = pair.primary.statistics().taken;
+
+    for word in 1..=3 {
+        gate.put(b"word ");
+        wait_for("a word", || said.lock().len() == 5 * word);
+    }
+
+    let statistics = pair.primary.statistics();
+    assert_eq!(statistics.taken - before, 3, "one for each: {statistics:?}");
+    assert_eq!(quiet(), Some(statistics.taken), "nothing was said any more");
+}
+
+#[test]
+fn guest_stands_for_no_more_than_the_share_that_is_set() {
+    let pair = protect(writer(), &PLAIN, TERMS, Arc::new(NoOutput));
+    pair.wait_for_held(3);
+
+    pair.primary.set_checkpoint_mode(CheckpointMode::Load(1));
+
+    let statistics = pair.primary.statistics();
+    assert!(statistics.pause_p50 > Duration::ZERO, "{statistics:?}");
+    // The pauses' mean, of which the last ones count most, is never shorter than the shortest.
+    wait_for("a longer interval", || {
+        let statistics = pair.primary.statistics();
+        statistics.interval > PLAIN.delay && statistics.interval <= statistics.pause_most * 100
+    });
+    let held = pair.primary.statistics().held;
+    pair.wait_for_held(held + 2);
 }
 
 #[test]

@@ -27,7 +27,8 @@ pub struct DiskArgument {
 pub fn parse(text: &str) -> Result<DiskArgument, String> {
     // No file name contains it.
     const COMMA: &str = "\0";
-    let (name, rest) = text.split_once('=').ok_or("write NAME=FILE: the name is the primary's, the file is here")?;
+    let (name, rest) =
+        text.split_once('=').ok_or("write NAME=FILE: the name is the primary's, the file is here")?;
     if name.is_empty() || name.len() > NAME_BYTES || name.contains(',') {
         return Err(format!("{name:?} is no name of a disk: 1 to {NAME_BYTES} bytes without a comma"));
     }
@@ -39,7 +40,9 @@ pub fn parse(text: &str) -> Result<DiskArgument, String> {
         match word.split_once('=') {
             Some(("format", "raw")) => {}
             Some(("format", format)) => {
-                return Err(format!("format={format}: a standby keeps disks raw; `qemu-img convert` makes another format of it"));
+                return Err(format!(
+                    "format={format}: a standby keeps disks raw; `qemu-img convert` makes another format of it"
+                ));
             }
             Some(("size", size)) => disk.size = Some(units::parse_size(size)?),
             _ => return Err(format!("unknown option `{word}`: use format=raw or size=SIZE")),

@@ -18,12 +18,11 @@ use crate::error::{MigrationError, VmError};
 use crate::events::Event;
 use crate::interruption::Break;
 use crate::outgoing::main_stream::MainStream;
-use crate::outgoing::protection::{LAST_PAUSES, Protecting, Withholder};
+use crate::outgoing::protection::{LAST_PAUSES, Protecting, Seen, Withholder, typical};
 use crate::threads::{call, caught, tried};
 use crate::vm::RunState;
 
 /// Between two looks whether a checkpoint is due.
-const LOOK: Duration = Duration::from_millis(20);
 /// The same when it is due, and the standby's answer is missing.
 const SHORT_LOOK: Duration = Duration::from_micros(200);
 
@@ -104,14 +103,15 @@ impl Control {
             if let Some(error) = protecting.inbox.error() {
                 return Err(error.into());
             }
-            let left = protecting.pace.lock().delay.saturating_sub(last_began.elapsed());
+            let left = due(protecting, last_began).saturating_duration_since(Instant::now());
             let (is_wanted, is_last) = protecting.wanted();
             let is_due = is_wanted || left.is_zero();
             if is_due && protecting.overseer.may_take(is_last) {
                 return Ok(());
             }
             // What it waits for comes without a nudge: the standby's answer, by way of the contact.
-            let left = if is_due { SHORT_LOOK } else { left.min(LOOK) };
+            let look = protecting.pace.lock().look();
+            let left = if is_due { SHORT_LOOK } else { left.min(look) };
             self.waits.at_most(left, || (!is_due && protecting.wanted().0).then_some(()))?;
         }
     }
@@ -352,6 +352,12 @@ impl super::Shared {
     }
 }
 
+fn due(protecting: &Protecting, began: Instant) -> Instant {
+    let pause = protecting.counts.lock().pause;
+    let waits_since = protecting.overseer.output_waits_since();
+    protecting.pace.lock().due(Seen { began, pause, waits_since })
+}
+
 fn note_pause(protecting: &Protecting, taken: &Taken, pause: Duration) {
     let mut counts = protecting.counts.lock();
     counts.taken += 1;
@@ -362,5 +368,6 @@ fn note_pause(protecting: &Protecting, taken: &Taken, pause: Duration) {
         counts.pauses.pop_front();
     }
     counts.pauses.push_back(pause);
+    counts.pause = Some(typical(counts.pause, pause));
     tracing::trace!(bytes = taken.pages * PAGE_SIZE as u64, ?pause, "a checkpoint was taken");
 }

@@ -5,17 +5,20 @@
 //! [`Overseer`].
 
 mod inbox;
+mod pace;
 mod staging;
 mod streams;
 mod switch;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna_wire::replica::Output;
 
 pub(crate) use inbox::Inbox;
+pub use pace::CheckpointMode;
+pub(crate) use pace::{Pace, Seen, typical};
 pub(crate) use staging::Staging;
 pub(super) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
@@ -32,15 +35,10 @@ pub(crate) trait Overseer: Send + Sync {
     fn end_epoch(&self, number: u64) -> Output;
     /// Checkpoint `number` was taken. Called while the guest stands, before its end is handed to the transport.
     fn taken(&self, number: u64, is_last: bool) -> Result<(), MigrationError>;
+    /// Since when output waits that no checkpoint has been taken of.
+    fn output_waits_since(&self) -> Option<Instant>;
     /// What carries the checkpoints has failed, or the taking of one did.
     fn failed(&self, error: &MigrationError);
-}
-
-/// How checkpoints are taken. May change at any time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pace {
-    /// From the beginning of a checkpoint to that of the next.
-    pub delay: Duration,
 }
 
 /// Counts of a protection.
@@ -56,6 +54,8 @@ pub(crate) struct Counts {
     pub device_bytes: u64,
     /// Those that did not fit the staging memory, so that the guest stood until they were sent.
     pub unstaged: u64,
+    /// What pauses take now.
+    pub pause: Option<Duration>,
     /// The last pauses of the guest, newest last; at most [`LAST_PAUSES`].
     pub pauses: std::collections::VecDeque<Duration>,
     /// From the end of the last pause until RECEIVED.

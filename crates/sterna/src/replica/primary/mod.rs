@@ -20,7 +20,7 @@ pub use statistics::PrimaryStatistics;
 use super::contact::{Claims, ContactError, ContactState, PrimaryContact, Protection, Secret, Terms};
 use crate::events::Observer;
 use crate::outgoing::Migration;
-use crate::outgoing::protection::{Pace, Protecting, Staging};
+use crate::outgoing::protection::{CheckpointMode, Pace, Protecting, Staging};
 use crate::params::{Capabilities, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
@@ -38,6 +38,8 @@ pub struct PrimaryOptions {
     /// `x-checkpoint-delay`: from the beginning of a checkpoint to that of the next. May change later
     /// ([`Primary::set_checkpoint_delay`]).
     pub checkpoint_delay: Duration,
+    /// `x-sterna-checkpoint-mode`: what else decides when a checkpoint is taken. May change later ([`Primary::set_checkpoint_mode`]).
+    pub checkpoint_mode: CheckpointMode,
     /// `x-sterna-checkpoint-buffer-size`: the most bytes of pages that are copied while the guest stands. If more pages are dirty, the guest
     /// stands until they are sent. Memory is taken only as it is needed.
     pub buffer_bytes: u64,
@@ -47,7 +49,12 @@ pub struct PrimaryOptions {
 
 impl Default for PrimaryOptions {
     fn default() -> Self {
-        Self { checkpoint_delay: Duration::from_millis(50), buffer_bytes: 256 << 20, terms: Terms::default() }
+        Self {
+            checkpoint_delay: Duration::from_millis(50),
+            checkpoint_mode: CheckpointMode::Interval,
+            buffer_bytes: 256 << 20,
+            terms: Terms::default(),
+        }
     }
 }
 
@@ -143,7 +150,7 @@ impl Primary {
         let contact =
             PrimaryContact::begin(channel, protection, options.terms, false, &secret, guest.clone(), claims)?;
         let overseer = PrimaryOverseer::new(contact.clone(), &guest, Arc::clone(&gate));
-        let pace = Pace { delay: options.checkpoint_delay };
+        let pace = Pace { delay: options.checkpoint_delay, mode: options.checkpoint_mode };
         let protecting = Arc::new(Protecting::new(Arc::new(overseer), staging, pace));
         let seeded = Arc::clone(&protecting);
         let begun = Migration::begin_protected(vm, to, params, capabilities, observer, seeded);
@@ -172,7 +179,13 @@ impl Primary {
 
     /// What it counts, now.
     pub fn statistics(&self) -> PrimaryStatistics {
-        PrimaryStatistics::of(&self.protecting.counts.lock(), self.contact.held(), self.gate.statistics())
+        let pace = *self.protecting.pace.lock();
+        PrimaryStatistics::of(
+            &self.protecting.counts.lock(),
+            &pace,
+            self.contact.held(),
+            self.gate.statistics(),
+        )
     }
 
     /// Changes the interval between checkpoints, and asks for one at once, as QEMU does.
@@ -184,6 +197,12 @@ impl Primary {
         self.protecting.pace.lock().delay = delay;
         self.checkpoint_now();
         Ok(())
+    }
+
+    /// Changes what decides when a checkpoint is taken.
+    pub fn set_checkpoint_mode(&self, mode: CheckpointMode) {
+        self.protecting.pace.lock().mode = mode;
+        self.migration.nudge();
     }
 
     /// Asks for a checkpoint at once.

@@ -1,6 +1,7 @@
 //! What the taking of checkpoints asks of the contact and the gate.
 
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use sterna_proto::replica::primary::Event;
 use sterna_wire::replica::Output;
@@ -60,6 +61,10 @@ impl Overseer for PrimaryOverseer {
             MigrationError::Internal(format!("checkpoint {number}: {refusal}"))
         };
         self.contact.checkpoint_taken(number).map_err(refused)
+    }
+
+    fn output_waits_since(&self) -> Option<Instant> {
+        self.gate.waits_since()
     }
 
     fn failed(&self, error: &MigrationError) {

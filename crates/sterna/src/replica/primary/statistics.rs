@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::gate::GateStatistics;
-use crate::outgoing::protection::Counts;
+use crate::outgoing::protection::{Counts, Pace};
 
 /// What a primary counts. Later versions add fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,6 +26,8 @@ pub struct PrimaryStatistics {
     pub pause_p99: Duration,
     /// See [`PrimaryStatistics::pause_p50`].
     pub pause_most: Duration,
+    /// From the beginning of a checkpoint to that of the next, as it is now; output may bring the next one forward.
+    pub interval: Duration,
     /// From the end of the last pause until the standby held the checkpoint.
     pub last_transfer: Duration,
     /// What waits for its checkpoint.
@@ -33,7 +35,7 @@ pub struct PrimaryStatistics {
 }
 
 impl PrimaryStatistics {
-    pub(super) fn of(counts: &Counts, held: u64, output: GateStatistics) -> Self {
+    pub(super) fn of(counts: &Counts, pace: &Pace, held: u64, output: GateStatistics) -> Self {
         let mut pauses: Vec<Duration> = counts.pauses.iter().copied().collect();
         pauses.sort_unstable();
         let at = |percent: usize| {
@@ -50,6 +52,7 @@ impl PrimaryStatistics {
             pause_p50: at(50),
             pause_p99: at(99),
             pause_most: at(100),
+            interval: pace.interval(counts.pause),
             last_transfer: counts.last_transfer,
             output,
         }

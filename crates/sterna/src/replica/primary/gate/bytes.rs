@@ -133,6 +133,10 @@ impl EpochGate for ByteGate {
         (state.position, pieces.concat())
     }
 
+    fn waits_since(&self) -> Option<Instant> {
+        self.shared.state.lock().waiting.since()
+    }
+
     fn statistics(&self) -> GateStatistics {
         self.shared.state.lock().waiting.counts
     }

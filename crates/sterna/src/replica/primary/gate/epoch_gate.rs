@@ -1,6 +1,6 @@
 //! What holds output by epochs, whatever it is.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device_stream::AskCheckpoint;
 
@@ -28,6 +28,10 @@ pub trait EpochGate: Send + Sync {
     /// What waits, and how many bytes the guest had said before. A checkpoint carries it, and the side that goes on says it again.
     fn unsaid(&self) -> (u64, Vec<u8>) {
         (0, Vec::new())
+    }
+    /// Since when the oldest of what was said in the running epoch waits; none: nothing does.
+    fn waits_since(&self) -> Option<Instant> {
+        None
     }
     /// What waits, now.
     fn statistics(&self) -> GateStatistics {

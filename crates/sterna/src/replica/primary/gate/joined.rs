@@ -1,6 +1,7 @@
 //! Several gates of one guest as one.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use crate::device_stream::AskCheckpoint;
@@ -54,6 +55,10 @@ impl EpochGate for JoinedGate {
 
     fn unsaid(&self) -> (u64, Vec<u8>) {
         self.console.unsaid()
+    }
+
+    fn waits_since(&self) -> Option<Instant> {
+        self.all().filter_map(|gate| gate.waits_since()).min()
     }
 
     fn statistics(&self) -> GateStatistics {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -133,6 +134,10 @@ impl EpochGate for PacketGate {
 
     fn ask_when_full(&self, ask: AskCheckpoint) {
         self.shared.change(|waiting| waiting.ask_when_full(ask));
+    }
+
+    fn waits_since(&self) -> Option<Instant> {
+        self.shared.state.lock().waiting.since()
     }
 
     fn statistics(&self) -> GateStatistics {

@@ -127,6 +127,12 @@ impl Waiting {
         Some(piece)
     }
 
+    /// Since when the oldest of what was said in the running epoch waits.
+    pub(super) fn since(&self) -> Option<Instant> {
+        let first = self.pieces.partition_point(|piece| piece.epoch < self.epoch);
+        self.pieces.get(first).filter(|_| self.may_say.is_some()).map(|piece| piece.came)
+    }
+
     pub(super) fn bytes(&self) -> impl Iterator<Item = &[u8]> {
         self.pieces.iter().map(|piece| piece.bytes.as_slice())
     }

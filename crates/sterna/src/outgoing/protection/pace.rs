@@ -1,0 +1,129 @@
+//! When the next checkpoint is due. Pure: no clock, no threads.
+
+use std::time::{Duration, Instant};
+
+/// Between two looks whether a checkpoint is due.
+const LONGEST_LOOK: Duration = Duration::from_millis(20);
+const SHORTEST_LOOK: Duration = Duration::from_micros(500);
+
+/// When checkpoints are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CheckpointMode {
+    /// At a fixed interval, `x-checkpoint-delay`.
+    #[default]
+    Interval,
+    /// When output has waited so long (`x-sterna-output-delay`). While the guest says nothing, the interval is `x-checkpoint-delay`.
+    Output(Duration),
+    /// So far apart that the guest stands for no more than so many percent of the time (`x-sterna-checkpoint-overhead`), and never closer
+    /// than `x-checkpoint-delay`.
+    Load(u8),
+}
+
+/// How checkpoints are taken. May change at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pace {
+    /// From the beginning of a checkpoint to that of the next.
+    pub delay: Duration,
+    pub mode: CheckpointMode,
+}
+
+/// What is known when it is asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen {
+    /// When the last checkpoint began.
+    pub began: Instant,
+    /// What the pauses take; none: there was none yet.
+    pub pause: Option<Duration>,
+    /// Since when output waits for a checkpoint that was not taken yet.
+    pub waits_since: Option<Instant>,
+}
+
+impl Pace {
+    /// From the beginning of a checkpoint to that of the next, unless output waits.
+    pub(crate) fn interval(&self, pause: Option<Duration>) -> Duration {
+        match (self.mode, pause) {
+            (CheckpointMode::Load(percent), Some(pause)) => {
+                self.delay.max(pause * 100 / u32::from(percent.max(1)))
+            }
+            _ => self.delay,
+        }
+    }
+
+    /// Between two looks whether one is due: output comes without a nudge.
+    pub(crate) fn look(&self) -> Duration {
+        match self.mode {
+            CheckpointMode::Output(longest) => (longest / 8).clamp(SHORTEST_LOOK, LONGEST_LOOK),
+            _ => LONGEST_LOOK,
+        }
+    }
+
+    /// When the next one is due.
+    pub(crate) fn due(&self, seen: Seen) -> Instant {
+        let by_interval = seen.began + self.interval(seen.pause);
+        match (self.mode, seen.waits_since) {
+            (CheckpointMode::Output(longest), Some(since)) => by_interval.min(since + longest),
+            _ => by_interval,
+        }
+    }
+}
+
+/// What pauses take: the last ones count most, and one that is longer counts at once.
+pub(crate) fn typical(before: Option<Duration>, pause: Duration) -> Duration {
+    match before {
+        Some(before) if pause < before => (before * 3 + pause) / 4,
+        _ => pause,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn seen(began: Instant) -> Seen {
+        Seen { began, pause: None, waits_since: None }
+    }
+
+    #[test]
+    fn fixed_interval_counts_from_beginning_to_beginning() {
+        let began = Instant::now();
+        let pace = Pace { delay: 50 * MS, mode: CheckpointMode::Interval };
+        let seen = Seen { pause: Some(40 * MS), waits_since: Some(began), ..seen(began) };
+        assert_eq!(pace.due(seen), began + 50 * MS);
+    }
+
+    #[test]
+    fn output_brings_the_checkpoint_forward_and_never_puts_it_off() {
+        let began = Instant::now();
+        let pace = Pace { delay: 1000 * MS, mode: CheckpointMode::Output(10 * MS) };
+        assert_eq!(pace.due(seen(began)), began + 1000 * MS);
+        let said = |after| Seen { waits_since: Some(began + after), ..seen(began) };
+        assert_eq!(pace.due(said(3 * MS)), began + 13 * MS);
+        assert_eq!(pace.due(said(999 * MS)), began + 1000 * MS);
+    }
+
+    #[test]
+    fn guest_loses_no_more_than_its_share() {
+        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Load(5) };
+        assert_eq!(pace.interval(None), 10 * MS);
+        assert_eq!(pace.interval(Some(4 * MS)), 80 * MS);
+        assert_eq!(pace.interval(Some(MS / 10)), 10 * MS);
+        // A share of nothing would be never.
+        assert_eq!(Pace { mode: CheckpointMode::Load(0), ..pace }.interval(Some(MS)), 100 * MS);
+    }
+
+    #[test]
+    fn long_pause_counts_at_once_and_is_forgotten_slowly() {
+        let mut pause = typical(None, MS);
+        pause = typical(Some(pause), 9 * MS);
+        assert_eq!(pause, 9 * MS);
+        pause = typical(Some(pause), MS);
+        assert_eq!(pause, 7 * MS);
+        for _ in 0..20 {
+            pause = typical(Some(pause), MS);
+        }
+        assert!(pause < 2 * MS, "{pause:?}");
+    }
+}
