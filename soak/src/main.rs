@@ -3,6 +3,7 @@
 //! `soak --rdma N [--seed S]`: N migrations over RDMA, most of them disturbed, on adapters inside the process.
 //! `soak --rdma-case NUMBER --seed S`: one of them again, as a failure names it.
 //! `soak --colo N [--seed S]`: N protections that are disturbed: network, VMM, operators, standby, arbiter.
+//! `soak --colo-long N [--seed S]`: one protection with N checkpoints, in which nothing may grow.
 //! `soak --colo-case NUMBER --seed S`: one of them again, as a failure names it.
 //! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
@@ -16,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 use sterna_soak::{Blow, Case, Soak, Stop, child, colo, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-case NUMBER] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -71,6 +72,7 @@ enum What {
     RdmaCase(u64),
     Colo(u64),
     ColoCase(u64),
+    ColoLong(u64),
 }
 
 impl Wish {
@@ -91,6 +93,7 @@ impl Wish {
                 "--rdma-case" => wish.what = What::RdmaCase(number(rest.next())?),
                 "--colo" => wish.what = What::Colo(number(rest.next())?),
                 "--colo-case" => wish.what = What::ColoCase(number(rest.next())?),
+                "--colo-long" => wish.what = What::ColoLong(number(rest.next())?),
                 "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
@@ -114,6 +117,12 @@ impl Wish {
             What::Colo(count) => return Ok(passed(protections(0..count, seed, &interrupted))),
             What::ColoCase(number) => {
                 return Ok(passed(protections(number..number + 1, seed, &interrupted)));
+            }
+            What::ColoLong(count) => {
+                let ended = colo::long(seed, count);
+                let said = ended.as_ref().unwrap_or_else(|why| why);
+                println!("{said}");
+                return Ok(passed(ended.is_ok()));
             }
             What::Cases(count) => schedule(count, seed),
             What::Silence => silences(seed),

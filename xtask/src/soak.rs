@@ -14,6 +14,8 @@ const FULL: u64 = 1000;
 const OVER_RDMA: &str = "500";
 /// Protections, where the soak plays all kinds.
 const PROTECTIONS: u64 = 300;
+/// Of a protection in which nothing may grow.
+const CHECKPOINTS: u64 = 10_000;
 /// A test of the suite that plays fewer rounds there, and its rounds here.
 const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
@@ -38,6 +40,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let mut parts = Parts::default();
     let protections = if colo_alone { count } else { PROTECTIONS };
     parts.part("protections", || play(&["--colo".to_owned(), protections.to_string()], seed));
+    parts.part("long protection", || play(&["--colo-long".to_owned(), CHECKPOINTS.to_string()], seed));
     if colo_alone {
         return parts.finish();
     }

@@ -8,6 +8,7 @@
 mod arbiter;
 mod case;
 mod judge;
+mod long;
 mod next;
 mod play;
 mod sampler;
@@ -20,6 +21,7 @@ use std::time::Duration;
 
 use crate::leaks::Belongings;
 use case::Case;
+pub use long::long;
 
 /// Nothing may take longer, on a machine as busy as it likes.
 const LONGEST: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use sterna_guests::ProcessGuest;
 use super::LONGEST;
 use super::case::Case;
 use super::judge::whole;
-use super::play::until;
+use super::play::{Play, until};
 use super::vm::{Plans, Troubled};
 
 impl Case {
@@ -40,18 +40,7 @@ impl Case {
     ) -> Result<(), String> {
         let play = self.protect(guest, place)?;
         until(|| play.primary.state().outcome.is_some() || play.primary.statistics().held >= 3)?;
-        play.primary.hand_over().map_err(|refusal| format!("{refusal}: {:?}", play.primary.state()))?;
-        until(|| play.primary.state().outcome.is_some())?;
-        let here = play.primary.wait();
-        let there = play.standby.as_ref().and_then(Standby::contact);
-        let there = there.and_then(|contact| contact.wait(LONGEST));
-        match (here, there) {
-            (primary::Outcome::HandedOver, Some(standby::Outcome::Running(_))) => {}
-            ends => return Err(format!("{ends:?}: {:?}", play.primary.state())),
-        }
-        // Nothing waits for anybody any more.
-        play.here_says.gate.drop_output();
-        Ok(())
+        play.hand_over()
     }
 
     fn migrate(&self, guest: &Arc<ProcessGuest>, place: &Arc<ProcessGuest>) -> Result<(), String> {
@@ -68,5 +57,23 @@ impl Case {
             (Outcome::Completed, Arrival::Completed(RunState::Running)) => Ok(()),
             ends => Err(format!("{ends:?}")),
         }
+    }
+}
+
+impl Play {
+    /// As planned.
+    pub(super) fn hand_over(&self) -> Result<(), String> {
+        self.primary.hand_over().map_err(|refusal| format!("{refusal}: {:?}", self.primary.state()))?;
+        until(|| self.primary.state().outcome.is_some())?;
+        let here = self.primary.wait();
+        let there = self.standby.as_ref().and_then(Standby::contact);
+        let there = there.and_then(|contact| contact.wait(LONGEST));
+        match (here, there) {
+            (primary::Outcome::HandedOver, Some(standby::Outcome::Running(_))) => {}
+            ends => return Err(format!("{ends:?}: {:?}", self.primary.state())),
+        }
+        // Nothing waits for anybody any more.
+        self.here_says.gate.drop_output();
+        Ok(())
     }
 }

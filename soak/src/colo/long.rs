@@ -1,0 +1,72 @@
+//! A protection that goes on for long.
+
+use std::time::{Duration, Instant};
+
+use sterna::Compression;
+use sterna::replica::CheckpointMode;
+use sterna_guests::process::ProcessConfig;
+use sterna_guests::{Fill, ProcessGuest};
+
+use super::LONGEST;
+use super::case::Case;
+use super::judge::whole;
+use super::play::Play;
+use crate::leaks::{Belongings, resident_bytes};
+
+/// Checkpoints until memory, descriptors and threads are as they stay.
+const SETTLED: u64 = 200;
+/// What the process may grow by: the allocator's pieces, and the little that the guest says.
+const MOST_BYTES: u64 = 4 << 20;
+
+/// So many checkpoints of one guest; then it is handed over. Nothing grows meanwhile.
+///
+/// # Errors
+/// What grew, or what went wrong.
+pub fn long(seed: u64, count: u64) -> Result<String, String> {
+    let drawn = Case::new(seed, 0).undisturbed();
+    let case = Case {
+        // All memory is resident from the beginning.
+        guest: ProcessConfig { fill: Fill::Random(seed), workers: 1, ..drawn.guest.clone() },
+        compression: Compression::None,
+        delay: Duration::from_millis(1),
+        mode: CheckpointMode::Interval,
+        ..drawn
+    };
+    let here = ProcessGuest::boot(case.guest.clone()).map_err(|error| error.to_string())?;
+    here.cont().map_err(|error| error.to_string())?;
+    let there = ProcessGuest::waiting(case.guest.clone()).map_err(|error| error.to_string())?;
+    let play = case.protect(&here, &there)?;
+    wait_for_held(&play, SETTLED)?;
+    let (before, bytes_before) = (Belongings::now(), resident_bytes());
+    wait_for_held(&play, SETTLED + count)?;
+    before.wait_restored(LONGEST / 4)?;
+    let grown = resident_bytes().saturating_sub(bytes_before);
+    if grown > MOST_BYTES {
+        return Err(format!("{grown} bytes more are resident after {count} checkpoints; it was {case:?}"));
+    }
+    let statistics = play.primary.statistics();
+    play.hand_over()?;
+    whole(&there)?;
+    Ok(format!(
+        "{} checkpoints, {} pages; pauses {:?} (median) and {:?} (99 of 100); {grown} bytes more are resident",
+        statistics.taken, statistics.pages, statistics.pause_p50, statistics.pause_p99
+    ))
+}
+
+/// However long it takes, as long as it goes on.
+fn wait_for_held(play: &Play, number: u64) -> Result<(), String> {
+    let (mut last, mut since) = (0, Instant::now());
+    loop {
+        let (held, state) = (play.primary.statistics().held, play.primary.state());
+        if held >= number {
+            return Ok(());
+        }
+        if held > last {
+            (last, since) = (held, Instant::now());
+        }
+        if state.outcome.is_some() || since.elapsed() > LONGEST {
+            return Err(format!("checkpoint {number} does not come; {held} are held: {state:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
