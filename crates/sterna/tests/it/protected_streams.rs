@@ -392,6 +392,27 @@ impl Device for BankDevice {
 }
 
 #[test]
+fn planned_takeover_lets_every_packet_out_before_the_other_side_has_the_guest() {
+    let gate = PacketGate::new(1 << 20).unwrap();
+    let sent = Arc::<Mutex<Vec<u8>>>::default();
+    let sends = Arc::clone(&sent);
+    // A slow network.
+    let send = move |packet: &[u8]| {
+        std::thread::sleep(Duration::from_millis(20));
+        sends.lock().push(packet[0]);
+    };
+    let lane = gate.lane(send, || {});
+    let pair = protect(writer(), &Way { delay: Duration::from_secs(600), ..PLAIN }, TERMS, Arc::new(gate));
+    wait_for("the seeding", || pair.primary.migration().status() == sterna::Status::Colo);
+    pair.primary.checkpoint_now();
+    pair.wait_for_held(1);
+    (0..10).for_each(|packet| lane.put(&[packet]));
+    pair.primary.hand_over().expect("protected");
+    assert_eq!(pair.primary.wait(), primary::Outcome::HandedOver);
+    assert_eq!(*sent.lock(), (0..10).collect::<Vec<u8>>());
+}
+
+#[test]
 fn full_gate_of_packets_asks_for_the_checkpoint_that_lets_them_leave() {
     let gate = PacketGate::new(1).unwrap();
     let [sent, told] = [0, 1].map(|_| Arc::<AtomicU64>::default());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -123,6 +124,16 @@ impl EpochGate for PacketGate {
         self.shared.change(|waiting| waiting.release(epoch));
     }
 
+    fn let_out(&self, most: Duration) {
+        let until = Instant::now() + most;
+        let mut state = self.shared.state.lock();
+        while state.is_leaving || state.waiting.has_released() {
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                return;
+            }
+        }
+    }
+
     fn open(&self) {
         self.shared.change(Waiting::open);
     }
@@ -185,6 +196,7 @@ impl Shared {
             state.waiting.counts.last_delay = piece.came.elapsed();
             self.note(&state);
             drop(state);
+            self.changed.notify_all();
             self.tell_of_room();
         }
     }
