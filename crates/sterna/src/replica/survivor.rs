@@ -38,6 +38,14 @@ pub trait Survivor: Send + Sync {
         let _ = bytes;
         self.begin_stream(device, instance)
     }
+    /// What a checkpoint brings of a stream, before it is held: whether [`write_stream`](Self::write_stream) will take it.
+    ///
+    /// # Errors
+    /// What is wrong with it. The checkpoint is refused.
+    fn check_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
+        let (_, _, _) = (device, instance, bytes);
+        Ok(())
+    }
     /// The seeding has come whole: could such a machine go on here?
     ///
     /// # Errors

@@ -75,7 +75,13 @@ impl StandbyTarget {
     ) -> Result<(), MigrationError> {
         let survivor = &self.contacts.survivor;
         if kind == SectionKind::Start {
-            self.seeding.lock().streams.push(((device.to_owned(), instance), false));
+            let (of, mut seeding) = ((device.to_owned(), instance), self.seeding.lock());
+            if seeding.streams.iter().any(|(began, _)| *began == of) {
+                let what = format!("the stream of device {device:?}, instance {instance}, begins twice");
+                return Err(MigrationError::PeerMisbehaved { what });
+            }
+            seeding.streams.push((of, false));
+            drop(seeding);
             call("Survivor::begin_stream", || survivor.begin_stream(device, instance))?;
         }
         if !body.is_empty() {
