@@ -11,7 +11,7 @@ use sterna_wire::replica::EpochSection;
 
 use super::gate::{Gate, Phase};
 use super::journal::{Brought, Journal};
-use super::survivor::Survivor;
+use super::stream_sink::StreamSink;
 use super::witness::Witness;
 use crate::error::MigrationError;
 use crate::incoming::follower::Follower;
@@ -25,7 +25,7 @@ pub(super) struct Pages {
     pub(super) journal: Journal,
     pub(super) gate: Arc<Gate>,
     /// Has the devices' streams.
-    pub(super) survivor: Arc<dyn Survivor>,
+    pub(super) streams: Arc<dyn StreamSink>,
 }
 
 /// A machine at a checkpoint: all of it but the pages.
@@ -177,14 +177,14 @@ impl Store {
         }
         let pages = self.pages()?;
         pages.journal.apply(&pages.ram)?;
-        self.apply_streams(pages.survivor.as_ref())?;
+        self.apply_streams(pages.streams.as_ref())?;
         pages.journal.clear();
         self.state.lock().is_in_journal = false;
         Ok(())
     }
 
     /// What the last held checkpoint brought of devices' streams goes to where they are.
-    fn apply_streams(&self, survivor: &dyn Survivor) -> Result<(), MigrationError> {
+    fn apply_streams(&self, streams: &dyn StreamSink) -> Result<(), MigrationError> {
         let (list, devices) = {
             let state = self.state.lock();
             let Some((seeded, devices)) = state.seeded.as_ref().zip(state.devices.clone()) else {
@@ -193,7 +193,7 @@ impl Store {
             (Arc::clone(&seeded.list), devices)
         };
         for (device, instance, bytes) in epochs(&list, &devices.bytes, &devices.found) {
-            call("Survivor::write_stream", || survivor.write_stream(device, instance, bytes))?;
+            call("Survivor::write_stream", || streams.write(device, instance, bytes))?;
         }
         Ok(())
     }
@@ -262,7 +262,7 @@ impl Follower for Store {
         };
         // Nothing is promised that could not be written when it is held.
         for (device, instance, bytes) in epochs(&list, &devices, &found) {
-            let check = || pages.survivor.check_stream(device, instance, bytes);
+            let check = || pages.streams.check(device, instance, bytes);
             call("Survivor::check_stream", check).map_err(|error| {
                 let what =
                     format!("what a checkpoint brings of device {device:?}, instance {instance}: {error}");
