@@ -12,6 +12,7 @@ mod killed;
 mod machine;
 mod network;
 mod processes;
+mod protected;
 mod ways;
 
 use std::path::Path;
@@ -72,6 +73,7 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
         }),
         long("linux lies in an image for days", days::sleeps_for_days),
         long("linux moves while processes are killed", killed::is_killed),
+        long("linux outlives its host by a standby", protected::outlives_its_host),
         // It does not move: two passts on one host cannot both have the guest's sockets, and a connection may end.
         long("linux talks over a network that is another process", || {
             moves(&Setup { has_passt: true, ..Setup::default() }, 0)

@@ -128,4 +128,11 @@ pub trait EpochStream: Send + Sync {
     /// Source, seeded: when more than `limit_bytes` have changed since the last epoch's end, calls `ask`, and takes nothing more of the guest
     /// that would change it until they are read or the stream ends.
     fn limit(&self, limit_bytes: u64, ask: AskCheckpoint);
+
+    /// Standby, before it promises to hold an epoch: whether this is what [`DeviceStream::write`] takes, whole. They are the peer's and may be
+    /// anything. Changes nothing.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    fn check_epoch(&self, bytes: &[u8]) -> Result<(), VmError>;
 }

@@ -200,6 +200,32 @@ impl MainStream {
         })
     }
 
+    /// Writes one FULL section that is framed by its length, whose body `fill` appends: it may be long, and is not copied.
+    pub(super) fn long_section(
+        &mut self,
+        header: (&str, u32, u32),
+        fill: impl FnOnce(&mut Vec<u8>) -> Result<(), MigrationError>,
+    ) -> Result<(), MigrationError> {
+        let (name, instance, version) = header;
+        let id = self.next_section;
+        self.next_section += 1;
+        let mut out = Vec::new();
+        let encoded = SectionHeader { id, name, instance, version }.encode_full(&mut out);
+        encoded.map_err(MigrationError::wire(CHANNEL))?;
+        let at = out.len();
+        out.extend_from_slice(&[0; 4]);
+        fill(&mut out)?;
+        let length = out.len() - at - 4;
+        let framed = u32::try_from(length)
+            .map_err(|_| MigrationError::Internal(format!("{length} bytes in one section")))?;
+        out[at..at + 4].copy_from_slice(&framed.to_be_bytes());
+        encode_footer(id, &mut out);
+        let fields = [("length", "uint32", 4), ("data", "buffer", length as u64)];
+        let fields = fields.map(|(name, kind, bytes)| vmdesc::Field::new(name, kind, bytes)).to_vec();
+        self.described.push(vmdesc::Device { name: name.to_owned(), instance, version, fields });
+        self.write(&[IoPart::Bytes(&out)], out.len())
+    }
+
     /// Writes the START section of RAM: the block list, and with multifd the first flush.
     pub(crate) fn ram_start(
         &mut self,

@@ -23,6 +23,7 @@
 //! | `takeover` | by an operator's word |
 //! | `survivor`, `vm_survivor`, `held` | where the guest goes on: an image, a VM of this process; the guest as it is taken over |
 //! | `store`, `witness` | what is held, and when a checkpoint counts as held |
+//! | `stream_sink` | what is held of devices' streams goes there |
 //! | `journal`, `gate` | pages of the arriving checkpoint, and when they may come |
 //! | `disk` | the guest's disks, as the primary writes them |
 //! | `lane` | where a lane's pages go |
@@ -38,6 +39,7 @@ mod primary;
 mod protected;
 mod standby;
 mod store;
+mod stream_sink;
 mod survivor;
 mod takeover;
 mod target;

@@ -12,7 +12,7 @@ use sterna_wire::replica::EpochSection;
 use super::disk::Disks;
 use super::gate::{Gate, Phase};
 use super::journal::{Brought, Journal};
-use super::survivor::Survivor;
+use super::stream_sink::StreamSink;
 use super::witness::Witness;
 use crate::error::MigrationError;
 use crate::incoming::follower::Follower;
@@ -26,7 +26,7 @@ pub(super) struct Pages {
     pub(super) journal: Journal,
     pub(super) gate: Arc<Gate>,
     /// Has the devices' streams.
-    pub(super) survivor: Arc<dyn Survivor>,
+    pub(super) streams: Arc<dyn StreamSink>,
 }
 
 /// A machine at a checkpoint: all of it but the pages.
@@ -183,7 +183,7 @@ impl Store {
         }
         let pages = self.pages()?;
         pages.journal.apply(&pages.ram)?;
-        self.apply_streams(pages.survivor.as_ref())?;
+        self.apply_streams(pages.streams.as_ref())?;
         pages.journal.clear();
         self.disks.commit()?;
         self.state.lock().is_in_journal = false;
@@ -191,7 +191,7 @@ impl Store {
     }
 
     /// What the last held checkpoint brought of devices' streams goes to where they are.
-    fn apply_streams(&self, survivor: &dyn Survivor) -> Result<(), MigrationError> {
+    fn apply_streams(&self, streams: &dyn StreamSink) -> Result<(), MigrationError> {
         let (list, devices) = {
             let state = self.state.lock();
             let Some((seeded, devices)) = state.seeded.as_ref().zip(state.devices.clone()) else {
@@ -199,13 +199,8 @@ impl Store {
             };
             (Arc::clone(&seeded.list), devices)
         };
-        for (known, (_, body)) in list.devices().iter().zip(&devices.found.sections) {
-            let Some(device) = EpochSection::device_of(&known.name) else { continue };
-            // Behind the length, which says where the section ends: it was checked.
-            let bytes = devices.bytes.get(body.start + 4..body.end).unwrap_or_default();
-            if !bytes.is_empty() {
-                call("Survivor::write_stream", || survivor.write_stream(device, known.instance, bytes))?;
-            }
+        for (device, instance, bytes) in epochs(&list, &devices.bytes, &devices.found) {
+            call("Survivor::write_stream", || streams.write(device, instance, bytes))?;
         }
         Ok(())
     }
@@ -266,14 +261,23 @@ impl Follower for Store {
     }
 
     fn hold(&self, devices: Vec<u8>) -> Result<(), MigrationError> {
-        let (found, pages) = {
+        let (list, found, pages) = {
             let state = self.state.lock();
             let Some(seeded) = &state.seeded else {
                 return Err(MigrationError::Internal("a checkpoint came before the seeding".to_owned()));
             };
             let found = seeded.list.check(&devices).map_err(MigrationError::wire("main channel"))?;
-            (found, Arc::clone(&seeded.pages))
+            (Arc::clone(&seeded.list), found, Arc::clone(&seeded.pages))
         };
+        // Nothing is promised that could not be written when it is held.
+        for (device, instance, bytes) in epochs(&list, &devices, &found) {
+            let check = || pages.streams.check(device, instance, bytes);
+            call("Survivor::check_stream", check).map_err(|error| {
+                let what =
+                    format!("what a checkpoint brings of device {device:?}, instance {instance}: {error}");
+                MigrationError::PeerMisbehaved { what }
+            })?;
+        }
         // What lies on memory of this host that has failed is not held.
         MigrationError::check_memory(&pages.ram)?;
         self.hold_unless_frozen(Devices { bytes: devices, found }, pages.journal.brought())
@@ -299,4 +303,18 @@ impl Follower for Store {
     fn end(&self) {
         self.ended(MigrationError::Cancelled);
     }
+}
+
+/// What a checkpoint brings of devices' streams: whose, and the bytes, if there are any.
+fn epochs<'a>(
+    list: &'a DeviceList,
+    bytes: &'a [u8],
+    found: &'a CheckpointDevices,
+) -> impl Iterator<Item = (&'a str, u32, &'a [u8])> {
+    list.devices().iter().zip(&found.sections).filter_map(|(known, (_, body))| {
+        let device = EpochSection::device_of(&known.name)?;
+        // Behind the length, which says where the section ends: it was checked.
+        let bytes = bytes.get(body.start + 4..body.end).filter(|bytes| !bytes.is_empty())?;
+        Some((device, known.instance, bytes))
+    })
 }

@@ -17,7 +17,9 @@ use super::journal::Journal;
 use super::lane::StandbyLane;
 use super::protected::Contacts;
 use super::store::{Devices, Pages, Seeded, Store};
-use crate::error::MigrationError;
+use super::stream_sink::StreamSink;
+use super::survivor::Survivor;
+use crate::error::{MigrationError, VmError};
 use crate::hooks::Hook;
 use crate::incoming::follower::Follower;
 use crate::incoming::target::{Layout, RamStart, RamStarted, Section, Target};
@@ -75,7 +77,13 @@ impl StandbyTarget {
     ) -> Result<(), MigrationError> {
         let survivor = &self.contacts.survivor;
         if kind == SectionKind::Start {
-            self.seeding.lock().streams.push(((device.to_owned(), instance), false));
+            let (of, mut seeding) = ((device.to_owned(), instance), self.seeding.lock());
+            if seeding.streams.iter().any(|(began, _)| *began == of) {
+                let what = format!("the stream of device {device:?}, instance {instance}, begins twice");
+                return Err(MigrationError::PeerMisbehaved { what });
+            }
+            seeding.streams.push((of, false));
+            drop(seeding);
             call("Survivor::begin_stream", || survivor.begin_stream(device, instance))?;
         }
         if !body.is_empty() {
@@ -101,8 +109,8 @@ impl StandbyTarget {
         ram.blocks().iter().for_each(RamBlock::declare_fresh);
         let seed = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
         let journal = Journal::new(self.journal_limit, start.lanes + 1)?;
-        let (gate, survivor) = (Arc::clone(&self.store.gate), Arc::clone(&self.contacts.survivor));
-        Ok(Pages { ram, seed, journal, gate, survivor })
+        let streams = Arc::new(Streams(Arc::clone(&self.contacts.survivor)));
+        Ok(Pages { ram, seed, journal, gate: Arc::clone(&self.store.gate), streams })
     }
 }
 
@@ -271,6 +279,19 @@ impl Target for StandbyTarget {
 
     fn cleared_pages(&self) -> u64 {
         0
+    }
+}
+
+/// Those of a survivor.
+struct Streams(Arc<dyn Survivor>);
+
+impl StreamSink for Streams {
+    fn check(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
+        self.0.check_stream(device, instance, bytes)
+    }
+
+    fn write(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
+        self.0.write_stream(device, instance, bytes)
     }
 }
 

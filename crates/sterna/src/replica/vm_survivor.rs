@@ -12,6 +12,7 @@ use sterna_wire::replica::{EpochSection, Output};
 
 use super::held::{HeldDevice, HeldGuest};
 use super::survivor::Survivor;
+use crate::device_stream::DeviceStream;
 use crate::error::{MigrationError, VmError};
 use crate::hooks::Hook;
 use crate::incoming::vm_target::emptied;
@@ -223,6 +224,15 @@ impl Survivor for VmSurvivor {
     fn write_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
         let found = self.streamed(device, instance)?;
         found.call("write", |stream| stream.write(bytes)).map_err(|error| VmError::new("a disk", error))
+    }
+
+    fn check_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
+        let found = self.streamed(device, instance)?;
+        let check = |stream: &dyn DeviceStream| match stream.epochs() {
+            Some(epochs) => epochs.check_epoch(bytes),
+            None => Err(VmError::new("its stream", "it ends with the seeding")),
+        };
+        found.call("check an epoch", check).map_err(|error| VmError::new("a disk", error))
     }
 
     fn check(&self, machine: &Shape, devices: &[HeldDevice]) -> Result<(), VmError> {

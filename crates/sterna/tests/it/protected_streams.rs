@@ -34,6 +34,8 @@ struct State {
     dirty: BTreeSet<u64>,
     limit: Option<(u64, AskCheckpoint)>,
     is_saved: bool,
+    /// What it reads is of no disk.
+    lies: bool,
     /// Of a record that came in part.
     rest: Vec<u8>,
 }
@@ -125,6 +127,7 @@ impl DeviceStream for Disk {
             && let Some(block) = state.dirty.pop_first()
         {
             let number = state.content[block as usize];
+            let block = if state.lies { BLOCKS } else { block };
             to[read..read + 8].copy_from_slice(&block.to_be_bytes());
             to[read + 8..read + 16].copy_from_slice(&number.to_be_bytes());
             // As footers of sections look.
@@ -177,6 +180,15 @@ impl DeviceStream for Disk {
 impl EpochStream for Disk {
     fn limit(&self, limit_bytes: u64, ask: AskCheckpoint) {
         self.0.lock().limit = Some((limit_bytes, ask));
+    }
+    fn check_epoch(&self, bytes: &[u8]) -> Result<(), VmError> {
+        let blocks =
+            bytes.chunks(16 + BLOCK).map(|record| record.first_chunk().map(|b| u64::from_be_bytes(*b)));
+        let are_whole = bytes.len().is_multiple_of(16 + BLOCK);
+        match blocks.into_iter().all(|block| block.is_some_and(|block| block < BLOCKS)) && are_whole {
+            true => Ok(()),
+            false => Err(VmError::new("disk", "no whole blocks")),
+        }
     }
 }
 
@@ -310,6 +322,22 @@ fn disk_of_the_survivor_is_of_the_moment_of_its_devices_wherever_the_connection_
 }
 
 #[test]
+fn checkpoint_whose_disk_is_none_is_not_held_and_the_one_before_is_taken_over() {
+    for lanes in [0, 2] {
+        let terms = Terms { lease: Duration::from_millis(600), ..TERMS };
+        let (pair, [here, there]) = protect_disk(&Way { lanes, ..PLAIN }, terms).expect("protected");
+        pair.wait_for_held(10);
+        *pair.arbiter.0.lock() = Some("standby");
+        here.0.lock().lies = true;
+        assert_eq!(pair.primary.wait(), primary::Outcome::Lost);
+        assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)));
+        there.assert_of_one_moment();
+        assert!(there.number() > 0);
+        assert_lives_on(&pair.there);
+    }
+}
+
+#[test]
 fn disk_is_handed_over_with_its_last_checkpoint() {
     for lanes in [0, 2] {
         let (pair, [here, there]) = protect_disk(&Way { lanes, ..PLAIN }, TERMS).expect("protected");
@@ -389,6 +417,27 @@ impl Device for BankDevice {
     fn stream(&self) -> Option<Arc<dyn DeviceStream>> {
         Some(self.0.clone())
     }
+}
+
+#[test]
+fn planned_takeover_lets_every_packet_out_before_the_other_side_has_the_guest() {
+    let gate = PacketGate::new(1 << 20).unwrap();
+    let sent = Arc::<Mutex<Vec<u8>>>::default();
+    let sends = Arc::clone(&sent);
+    // A slow network.
+    let send = move |packet: &[u8]| {
+        std::thread::sleep(Duration::from_millis(20));
+        sends.lock().push(packet[0]);
+    };
+    let lane = gate.lane(send, || {});
+    let pair = protect(writer(), &Way { delay: Duration::from_secs(600), ..PLAIN }, TERMS, Arc::new(gate));
+    wait_for("the seeding", || pair.primary.migration().status() == sterna::Status::Colo);
+    pair.primary.checkpoint_now();
+    pair.wait_for_held(1);
+    (0..10).for_each(|packet| lane.put(&[packet]));
+    pair.primary.hand_over().expect("protected");
+    assert_eq!(pair.primary.wait(), primary::Outcome::HandedOver);
+    assert_eq!(*sent.lock(), (0..10).collect::<Vec<u8>>());
 }
 
 #[test]

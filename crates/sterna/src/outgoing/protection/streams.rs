@@ -103,10 +103,13 @@ impl EpochStreams {
     ) -> Result<(), MigrationError> {
         let mut left = EpochSection::MOST_BYTES;
         for device in &self.devices {
-            let body = if is_seeding { Vec::new() } else { read_epoch(device, left)? };
-            left -= body.len();
             let name = EpochSection::name_of(&device.name);
-            stream.full_section((&name, device.instance, EpochSection::VERSION), &body, true)?;
+            stream.long_section((&name, device.instance, EpochSection::VERSION), |body| {
+                if !is_seeding {
+                    left -= read_epoch(device, left, body)?;
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -145,18 +148,18 @@ impl EpochStreams {
     }
 }
 
-/// What has changed in an epoch, at most so many bytes.
-fn read_epoch(device: &Streamed, most: usize) -> Result<Vec<u8>, MigrationError> {
-    let mut body = Vec::new();
+/// Appends what has changed in an epoch, at most so many bytes; how many.
+fn read_epoch(device: &Streamed, most: usize, body: &mut Vec<u8>) -> Result<usize, MigrationError> {
+    let begin = body.len();
     loop {
         let at = body.len();
         body.resize(at + CHUNK_BYTES, 0);
         let read = device.call("read", |stream| stream.read(&mut body[at..]))?;
         body.truncate(at + read);
         if read == 0 {
-            return Ok(body);
+            return Ok(at - begin);
         }
-        if body.len() > most {
+        if body.len() - begin > most {
             let why = format!(
                 "disks have changed by more than {} bytes in one epoch, the most that a checkpoint brings",
                 EpochSection::MOST_BYTES

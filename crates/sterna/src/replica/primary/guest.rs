@@ -15,6 +15,9 @@ use crate::replica::contact::PrimaryGuest;
 /// Between two looks whether a last checkpoint can still come.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How long a planned takeover waits for what the guest has said last, so that nothing of it is lost. Whoever reads nothing loses it.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// A guest that runs here.
 pub(super) struct ProtectedGuest {
     gate: Arc<dyn EpochGate>,
@@ -28,6 +31,8 @@ type Told = (u64, SyncSender<()>);
 
 #[derive(Default)]
 struct Last {
+    /// Its number, once it was taken.
+    number: Option<u64>,
     awaited: Option<SyncSender<Told>>,
 }
 
@@ -42,7 +47,12 @@ impl ProtectedGuest {
 
     /// The last checkpoint was taken. Returns when the contact knows it.
     pub(super) fn last_taken(&self, number: u64) {
-        let Some(awaited) = self.last.lock().awaited.take() else { return };
+        let awaited = {
+            let mut last = self.last.lock();
+            last.number = Some(number);
+            last.awaited.take()
+        };
+        let Some(awaited) = awaited else { return };
         let (told, is_told) = sync_channel(1);
         if awaited.send((number, told)).is_ok() {
             // An error means that nobody waits any more.
@@ -112,6 +122,9 @@ impl PrimaryGuest for ProtectedGuest {
 
     fn release(&self, epoch: u64) {
         self.gate.release(epoch);
+        if self.last.lock().number == Some(epoch) {
+            self.gate.let_out(LAST_WORDS);
+        }
     }
 
     fn open_gate(&self) {

@@ -228,6 +228,16 @@ impl EpochStream for DiskCopy {
     fn limit(&self, limit_bytes: u64, ask: AskCheckpoint) {
         self.changes.limit(limit_bytes, ask);
     }
+
+    fn check_epoch(&self, mut bytes: &[u8]) -> Result<(), VmError> {
+        let cut = || VmError::new(self.name.clone(), "an epoch ends within a record");
+        while !bytes.is_empty() {
+            let (header, rest) = bytes.split_first_chunk().ok_or_else(cut)?;
+            let length = self.header(*header)?.body_bytes();
+            (_, bytes) = rest.split_at_checked(length).ok_or_else(cut)?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

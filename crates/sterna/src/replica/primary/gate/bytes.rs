@@ -114,6 +114,16 @@ impl EpochGate for ByteGate {
         self.change(|waiting| waiting.release(epoch));
     }
 
+    fn let_out(&self, most: Duration) {
+        let until = Instant::now() + most;
+        let mut state = self.shared.state.lock();
+        while state.leaving.is_some() || state.waiting.has_released() {
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                return;
+            }
+        }
+    }
+
     fn open(&self) {
         self.change(Waiting::open);
     }

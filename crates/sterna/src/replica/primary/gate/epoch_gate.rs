@@ -8,7 +8,8 @@ use crate::device_stream::AskCheckpoint;
 /// have stood still since it was released.
 pub type MaySay = Box<dyn Fn(u64) -> bool + Send + Sync>;
 
-/// Holds what a guest says. No method may wait for the network, or for whoever reads the output: the lease is watched by the same thread.
+/// Holds what a guest says. No method but [`EpochGate::let_out`] may wait for the network, or for whoever reads the
+/// output: the lease is watched by the same thread.
 pub trait EpochGate: Send + Sync {
     /// Holds output from now on. The guest stands: what it has said before leaves.
     fn close(&self, may_say: MaySay);
@@ -16,6 +17,11 @@ pub trait EpochGate: Send + Sync {
     fn end_epoch(&self, epoch: u64);
     /// Output of this epoch and earlier ones may leave.
     fn release(&self, epoch: u64);
+    /// Waits until what was released has left, no longer than `most`. Called once, for the last checkpoint of a planned takeover: after it
+    /// this side may say nothing.
+    fn let_out(&self, most: Duration) {
+        let _ = most;
+    }
     /// Everything may leave, now and later.
     fn open(&self);
     /// Forgets what waits.

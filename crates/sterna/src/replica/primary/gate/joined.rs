@@ -1,7 +1,11 @@
 //! Several gates of one guest as one.
 
 use std::sync::Arc;
+<<<<<<< HEAD
 use std::time::Instant;
+=======
+use std::time::{Duration, Instant};
+>>>>>>> machine
 
 use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use crate::device_stream::AskCheckpoint;
@@ -39,6 +43,11 @@ impl EpochGate for JoinedGate {
 
     fn release(&self, epoch: u64) {
         self.all().for_each(|gate| gate.release(epoch));
+    }
+
+    fn let_out(&self, most: Duration) {
+        let until = Instant::now() + most;
+        self.all().for_each(|gate| gate.let_out(until.saturating_duration_since(Instant::now())));
     }
 
     fn open(&self) {

@@ -3,7 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+<<<<<<< HEAD
 use std::time::Instant;
+=======
+use std::time::{Duration, Instant};
+>>>>>>> machine
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -124,6 +128,16 @@ impl EpochGate for PacketGate {
         self.shared.change(|waiting| waiting.release(epoch));
     }
 
+    fn let_out(&self, most: Duration) {
+        let until = Instant::now() + most;
+        let mut state = self.shared.state.lock();
+        while state.is_leaving || state.waiting.has_released() {
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                return;
+            }
+        }
+    }
+
     fn open(&self) {
         self.shared.change(Waiting::open);
     }
@@ -190,6 +204,7 @@ impl Shared {
             state.waiting.counts.last_delay = piece.came.elapsed();
             self.note(&state);
             drop(state);
+            self.changed.notify_all();
             self.tell_of_room();
         }
     }

@@ -83,6 +83,11 @@ impl Waiting {
         self.pieces.is_empty()
     }
 
+    /// Whether something waits that was released.
+    pub(super) fn has_released(&self) -> bool {
+        self.pieces.front().is_some_and(|piece| self.is_open() || piece.epoch <= self.released_epoch)
+    }
+
     pub(super) fn has_room(&self) -> bool {
         self.counts.waiting_bytes < self.limit_bytes
     }

@@ -110,3 +110,40 @@ fn record_that_lies_is_refused() {
     to.write(&record(0, 512, DATA)).unwrap();
     assert!(to.finish_load(&[]).unwrap_err().to_string().contains("16 bytes of a record"));
 }
+
+#[test]
+fn epoch_is_checked_before_it_is_held_and_may_be_written_again_after_an_error() {
+    let (source, target) = (file(LENGTH), file(LENGTH));
+    source.as_file().write_all_at(&[1; 4096], 3 * BLOCK).unwrap();
+    let ((from, changes), (to, _)) = (copy_of(source.path()), copy_of(target.path()));
+    from.begin_save().unwrap();
+    to.begin_load().unwrap();
+    pump(&mut fastrand::Rng::with_seed(1), &from, &to);
+    for start in [0, 7 * BLOCK, LENGTH - 512] {
+        source.as_file().write_all_at(&[2; 512], start).unwrap();
+        changes.written(start, 512);
+    }
+    source.as_file().write_all_at(&[0; 4096], 3 * BLOCK).unwrap();
+    changes.written(3 * BLOCK, 4096);
+    let mut epoch = vec![0; 1 << 20];
+    let length = from.read(&mut epoch).unwrap();
+    epoch.truncate(length);
+    let before = std::fs::read(target.path()).unwrap();
+
+    to.check_epoch(&epoch).unwrap();
+    for cut in [1, HEADER_BYTES, HEADER_BYTES + 1, length - 1] {
+        assert!(to.check_epoch(&epoch[..cut]).is_err(), "{cut} of {length} bytes");
+    }
+    let mut wrong = epoch.clone();
+    wrong[7] = 1;
+    assert!(to.check_epoch(&wrong).unwrap_err().to_string().contains("none of this disk"));
+    assert!(std::fs::read(target.path()).unwrap() == before, "nothing is written before it is held");
+
+    // A part of it, and an error; then all of it.
+    let lies = [&epoch[..HEADER_BYTES + BLOCK as usize], &[0xff; HEADER_BYTES][..]].concat();
+    assert!(to.write(&lies).is_err());
+    to.write(&epoch).unwrap();
+    to.finish_load(&[]).unwrap();
+    let [left, arrived] = [&source, &target].map(|file| std::fs::read(file.path()).unwrap());
+    assert!(left == arrived);
+}

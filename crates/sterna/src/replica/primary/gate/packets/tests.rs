@@ -1,9 +1,7 @@
 //! Packets at the gate.
 
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
-
 use super::*;
+use std::sync::atomic::AtomicU64;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
