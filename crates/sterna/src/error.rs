@@ -126,7 +126,9 @@ pub enum MigrationError {
         limit_bytes: u64,
     },
     /// What a protected guest writes to a disk does not come any more.
-    #[error("the primary's connection for disk {disk} has ended: {why}; what the guest wrote since the last checkpoint is dropped")]
+    #[error(
+        "the primary's connection for disk {disk} has ended: {why}; what the guest wrote since the last checkpoint is dropped"
+    )]
     DiskLost {
         /// Its name.
         disk: String,

@@ -2,6 +2,7 @@
 //! decided as `specs/replica.md` says.
 
 mod command;
+mod disks;
 mod lab;
 
 use std::sync::Arc;

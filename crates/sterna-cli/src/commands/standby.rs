@@ -156,13 +156,11 @@ pub fn execute(arguments: &Arguments) -> Done {
         capabilities.multifd = true;
         parameters.multifd_channels = channels;
     }
-    let options =
-        StandbyOptions {
-            journal_limit_bytes: arguments.journal_limit,
-            insecure: arguments.insecure,
-            disk_limit_bytes: arguments.disk_limit,
-            ..StandbyOptions::default()
-        };
+    let options = StandbyOptions {
+        journal_limit_bytes: arguments.journal_limit,
+        insecure: arguments.insecure,
+        disk_limit_bytes: arguments.disk_limit,
+    };
     let file = CreateOptions {
         direct: direct(arguments.direct_io, arguments.no_direct_io),
         replace: arguments.force,

@@ -181,9 +181,7 @@ pub fn option_reply(option: u32, answer: &OptionReply<'_>, out: &mut Vec<u8>) {
     const ERROR: u32 = 1 << 31;
     let (kind, data) = match answer {
         OptionReply::Ack => (1, Vec::new()),
-        OptionReply::Server(name) => {
-            (2, [&(name.len() as u32).to_be_bytes()[..], name.as_bytes()].concat())
-        }
+        OptionReply::Server(name) => (2, [&(name.len() as u32).to_be_bytes()[..], name.as_bytes()].concat()),
         OptionReply::Export(export) => (
             3,
             [
@@ -234,7 +232,8 @@ mod tests {
         assert_eq!(ClientOption::decode(&option(8, b"")), Ok(Some((ClientOption::Unknown(8), 16))));
         let mut said = Vec::new();
         option_reply(GO, &OptionReply::Export(Export { len_bytes: 0x1000 }), &mut said);
-        let expected = b"\0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x03\0\0\0\x0c\0\0\0\0\0\0\0\0\x10\0\0\x6d";
+        let expected =
+            b"\0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\0\0\0\x03\0\0\0\x0c\0\0\0\0\0\0\0\0\x10\0\0\x6d";
         assert_eq!(said, expected);
         said.clear();
         export_name_reply(Export { len_bytes: 512 }, true, &mut said);

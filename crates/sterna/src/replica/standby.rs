@@ -9,8 +9,8 @@ use sterna_ram::PAGE_SIZE;
 use sterna_transport::Address;
 
 use super::contact::StandbyContact;
-use super::held::{HeldCheckpoint, held};
 use super::disk::Disks;
+use super::held::{HeldCheckpoint, held};
 use super::protected::{ContactRules, Contacts, LastHandle};
 use super::store::{Stage, Store};
 use super::survivor::Survivor;

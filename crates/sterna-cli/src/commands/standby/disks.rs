@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,7 +28,8 @@ pub struct DiskArgument {
 pub fn parse(text: &str) -> Result<DiskArgument, String> {
     // No file name contains it.
     const COMMA: &str = "\0";
-    let (name, rest) = text.split_once('=').ok_or("write NAME=FILE: the name is the primary's, the file is here")?;
+    let (name, rest) =
+        text.split_once('=').ok_or("write NAME=FILE: the name is the primary's, the file is here")?;
     if name.is_empty() || name.len() > NAME_BYTES || name.contains(',') {
         return Err(format!("{name:?} is no name of a disk: 1 to {NAME_BYTES} bytes without a comma"));
     }
@@ -39,7 +41,9 @@ pub fn parse(text: &str) -> Result<DiskArgument, String> {
         match word.split_once('=') {
             Some(("format", "raw")) => {}
             Some(("format", format)) => {
-                return Err(format!("format={format}: a standby keeps disks raw; `qemu-img convert` makes another format of it"));
+                return Err(format!(
+                    "format={format}: a standby keeps disks raw; `qemu-img convert` makes another format of it"
+                ));
             }
             Some(("size", size)) => disk.size = Some(units::parse_size(size)?),
             _ => return Err(format!("unknown option `{word}`: use format=raw or size=SIZE")),
@@ -71,7 +75,8 @@ pub fn open(arguments: &[DiskArgument]) -> Result<Vec<StandbyDisk>, Stop> {
 }
 
 fn make(path: &Path, size: u64) -> io::Result<()> {
-    match OpenOptions::new().write(true).create_new(true).open(path) {
+    // It will hold what the guest's disk holds.
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => file.set_len(size),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::disks;
 use super::nics::{Nic, nics};
 use super::request::ProtectRequest;
 use crate::drive::error::DriveError;
@@ -38,7 +39,7 @@ pub(super) struct Fit {
 ///
 /// # Errors
 /// Why not, in one sentence.
-pub(super) fn check(vm: &mut Vm, pid: Option<u32>) -> Result<Fit, DriveError> {
+pub(super) fn check(vm: &mut Vm, request: &ProtectRequest, pid: Option<u32>) -> Result<Fit, DriveError> {
     let major = vm.client().version()["qemu"]["major"].as_u64().unwrap_or(0);
     if vm.is_sterna() || major < 11 {
         return Err(unfit(format!(
@@ -72,7 +73,7 @@ pub(super) fn check(vm: &mut Vm, pid: Option<u32>) -> Result<Fit, DriveError> {
     }
     let table = vm.client().human("info network").map_err(|error| vm.error(error))?;
     let nics = nics(&table)?;
-    let mut remarks = Vec::new();
+    let mut remarks = disks::check(vm, &request.disks)?;
     if nics.is_empty() {
         remarks.push("the machine has no network card with a netdev: no output is held back".to_owned());
     }

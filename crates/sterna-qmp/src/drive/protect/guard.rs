@@ -175,7 +175,8 @@ impl Guard {
         }
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether the contact has an outcome.
+    pub(super) fn is_over(&self) -> bool {
         self.contact.get().is_none_or(|contact| contact.state().outcome.is_some())
     }
 

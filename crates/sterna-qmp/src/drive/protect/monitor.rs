@@ -115,6 +115,13 @@ impl Monitor {
         self.seen.lock().clone()
     }
 
+    /// What was stopped so far was stopped for something else.
+    pub(super) fn forget_pauses(&self) {
+        let mut seen = self.seen.lock();
+        (seen.pauses, seen.pause_count, seen.counts_pauses) = (VecDeque::new(), 0, false);
+        seen.stopped_at = None;
+    }
+
     fn take_events(&self, vm: &mut Vm) {
         loop {
             match vm.next_event(Duration::ZERO) {

@@ -14,6 +14,7 @@ use sterna::replica::{Claims, ContactError, ContactState, PrimaryContact};
 use sterna_transport::{CancelFlag, Channel};
 
 use super::check::{self, Fit};
+use super::disks::{self, Disks};
 use super::gate::GateStatistics;
 use super::gates::{self, Gates};
 use super::guard::Guard;
@@ -45,6 +46,7 @@ pub struct QemuProtection {
 /// What is put back.
 struct Undo {
     changed: Changed,
+    disks: Disks,
     _directory: SocketDirectory,
 }
 
@@ -98,7 +100,7 @@ impl QemuProtection {
         let pid = rustix::net::sockopt::socket_peercred(vm.client().socket().as_fd())
             .ok()
             .map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
-        let mut fit = check::check(&mut vm, pid)?;
+        let mut fit = check::check(&mut vm, &request, pid)?;
         let channel = reach(&request)?;
         let monitor = Monitor::new(vm)?;
         let guard = Arc::new(Guard::new(monitor, request.checkpoint_delay));
@@ -157,6 +159,11 @@ impl QemuProtection {
         let act = move || {
             while !is_over.load(Ordering::Acquire) {
                 guard.monitor.pump();
+                let is_protected = matches!(contact.state().state, State::Seeding | State::Protected);
+                if is_protected && guard.relay().map(Relay::disk_stalled).unwrap_or_default() > lease {
+                    let why = "the standby did not answer QEMU about a disk for longer than the lease";
+                    contact.failed(why, Event::ConnectionLost);
+                }
                 if contact.state().state != State::Seeding {
                     continue;
                 }
@@ -262,6 +269,7 @@ impl QemuProtection {
             note("taking the gates away", gates.remove(&self.guard.monitor));
         }
         if let Some(undo) = undo {
+            note("taking the disks' children away", undo.disks.remove(&self.guard.monitor));
             note("putting the settings back", self.guard.monitor.with(|vm| undo.changed.undo(vm)));
         }
         Ok(ProtectionEnd { outcome, runs_here: true, left })
@@ -315,6 +323,10 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
     if left > 0 {
         fit.remarks.push("gates of a protection whose program was killed were taken away".to_owned());
     }
+    if monitor.with(disks::remove_left_ones)? > 0 {
+        fit.remarks
+            .push("disks' children of a protection whose program was killed were taken away".to_owned());
+    }
     let refused = |what: &'static str, error| DriveError::file("make", what, error);
     let directory = SocketDirectory::new(request.socket_directory.as_deref())
         .map_err(|error| refused("a directory for sockets", error))?;
@@ -327,8 +339,27 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
         steps,
     )
     .map_err(|error| refused("the relay's socket", error))?;
+    guard.set_relay(relay);
+    let Some(relay) = guard.relay() else { return Err(DriveError::Failed("there is no relay".to_owned())) };
+    let goes_on = |copy| match (guard.is_over(), &request.copying) {
+        (true, _) => {
+            let why = guard.lost_because().unwrap_or_else(|| "no reason is known".to_owned());
+            Err(DriveError::Failed(format!("the standby was lost while disks were copied: {why}")))
+        }
+        (_, Some(hears)) if !hears(copy) => {
+            Err(DriveError::Cancelled("cancelled while disks were copied; the guest runs on here".to_owned()))
+        }
+        _ => Ok(()),
+    };
+    let disks = Disks::attach(monitor, relay, directory.path(), &request.disks, &goes_on)?;
+    let undo_disks = |error| {
+        // The error is what the operator must hear.
+        let _ = disks.remove(monitor);
+        error
+    };
     let gates =
-        Gates::install(monitor, &fit.nics, directory.path(), request.most_waiting_bytes, &guard.may_say())?;
+        Gates::install(monitor, &fit.nics, directory.path(), request.most_waiting_bytes, &guard.may_say());
+    let gates = gates.map_err(undo_disks)?;
     let changed = monitor
         .with(|vm| fit.settings.change(vm, &check::capabilities(request), &check::parameters(request)));
     let changed = match changed {
@@ -336,12 +367,11 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
         Err(error) => {
             // The refusal is what the operator must hear.
             let _ = gates.remove(monitor);
-            return Err(error);
+            return Err(undo_disks(error));
         }
     };
-    guard.set_relay(relay);
     guard.set_gates(gates);
-    Ok(Undo { changed, _directory: directory })
+    Ok(Undo { changed, disks, _directory: directory })
 }
 
 fn not_greeted(request: &ProtectRequest, error: ContactError) -> DriveError {

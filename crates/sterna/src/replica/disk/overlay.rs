@@ -132,7 +132,9 @@ impl Overlay {
             return;
         }
         let content = match &piece.content {
-            Content::Data(data) => Content::Data(data[(from - start) as usize..(until - start) as usize].into()),
+            Content::Data(data) => {
+                Content::Data(data[(from - start) as usize..(until - start) as usize].into())
+            }
             Content::Zeros => Content::Zeros,
         };
         self.put(from, until - from, content);
