@@ -210,13 +210,21 @@ fn left(arguments: &Arguments) -> Stop {
 }
 
 fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> Done {
-    let lost = session.statistics().lost_because;
+    let now = session.statistics();
+    let lost = now.lost_because;
     let why = lost.as_deref().unwrap_or("no reason is known");
     terminal::print(&show::end(arguments.json, end, session));
     for left in &end.left {
         terminal::note(&format!("sterna: warning: {left}"));
     }
     match end.outcome {
+        Outcome::Alone(Because::Never) | Outcome::Failed(Cause::Cancelled)
+            if let Some(why) = &now.ended_because =>
+        {
+            Err(Stop::failed(format!(
+                "{why}. The protection was ended at once, and the guest runs on here: protect it anew"
+            )))
+        }
         Outcome::Alone(Because::Never) | Outcome::HandedOver => Ok(Status::Done),
         Outcome::Alone(Because::Claim) => Err(Stop::failed(format!(
             "the standby was lost ({why}), and the claim is won: the guest runs on here, unprotected"

@@ -34,11 +34,19 @@ struct Attached {
     node: String,
 }
 
-/// Whether these disks can be written at the standby, too. What the operator should know of others is said in sentences.
+/// A disk that does not go to the standby, and which the guest writes.
+pub(super) struct OtherDisk {
+    /// Its name.
+    pub(super) name: String,
+    /// What the operator should know of it, as a sentence.
+    pub(super) remark: String,
+}
+
+/// Whether these disks can be written at the standby, too. Gives the others.
 ///
 /// # Errors
 /// Why not, in one sentence.
-pub(super) fn check(vm: &mut Vm, disks: &[ProtectedDisk]) -> Result<Vec<String>, DriveError> {
+pub(super) fn check(vm: &mut Vm, disks: &[ProtectedDisk]) -> Result<Vec<OtherDisk>, DriveError> {
     let nodes = vm.execute("query-named-block-nodes", json!({"flat": true}))?;
     for ProtectedDisk { node, .. } in disks {
         let found = nodes.as_array().into_iter().flatten().find(|found| found["node-name"] == node.as_str());
@@ -59,12 +67,10 @@ pub(super) fn check(vm: &mut Vm, disks: &[ProtectedDisk]) -> Result<Vec<String>,
         let node = inserted["node-name"].as_str().unwrap_or_default();
         let name = [&device["qdev"], &device["device"]].into_iter().filter_map(Value::as_str);
         let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or(node);
-        (!disks.iter().any(|disk| disk.node == node)).then(|| {
-            format!(
-                "the disk {name} (block node {node}) does not go to the standby: both hosts must share it, or name its quorum with \
-                 --disk"
-            )
-        })
+        let remark = format!(
+            "the disk {name} (block node {node}) does not go to the standby: both hosts must share it, or name its quorum with --disk"
+        );
+        (!disks.iter().any(|disk| disk.node == node)).then(|| OtherDisk { name: name.to_owned(), remark })
     });
     Ok(others.collect())
 }

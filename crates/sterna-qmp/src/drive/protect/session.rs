@@ -19,6 +19,7 @@ use super::gate::GateStatistics;
 use super::gates::{self, Gates};
 use super::guard::Guard;
 use super::monitor::Monitor;
+use super::nics::{self, Nic};
 use super::relay::{Relay, Steps};
 use super::request::ProtectRequest;
 use super::sockets::SocketDirectory;
@@ -28,6 +29,9 @@ use crate::drive::vm::{ANSWER_LIMIT, Vm};
 
 /// How long the standby may take to be reached and to greet.
 const CONTACT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Between two looks at the network cards.
+const LOOK_AT_NICS: Duration = Duration::from_millis(50);
 
 /// A protection that goes on. Call [`QemuProtection::finish`] when it has an outcome: QEMU is as it was only then.
 ///
@@ -72,6 +76,8 @@ pub struct ProtectionStatistics {
     pub stream_bytes: u64,
     /// Since it began.
     pub age: Duration,
+    /// Why this side has ended the protection by itself, if it has: the machine has changed.
+    pub ended_because: Option<String>,
     /// Why the contact with the standby ended, if it has.
     pub lost_because: Option<String>,
     /// What an operator should look at: a gate, or the monitor, that has gone.
@@ -118,6 +124,9 @@ impl QemuProtection {
         .map_err(|error| not_greeted(&request, error))?;
         channel.set_stall_limit(None);
         guard.set_contact(contact.clone());
+        if let Some(disk) = &fit.shared_disk {
+            guard.set_shared_disk(disk.clone());
+        }
         let undo = match prepare(&guard, &request, &mut fit) {
             Ok(undo) => undo,
             Err(error) => {
@@ -135,7 +144,7 @@ impl QemuProtection {
             is_over: Arc::default(),
             watch: Mutex::default(),
         };
-        let started = this.watch(terms.lease).and_then(|()| this.start());
+        let started = this.watch(terms.lease, fit.nics).and_then(|()| this.start());
         if let Err(error) = started {
             let _ = this.contact.unprotect();
             this.contact.wait();
@@ -153,13 +162,21 @@ impl QemuProtection {
     }
 
     /// Takes events, and ends a seeding that a silent standby holds up. Afterwards the lease does that.
-    fn watch(&self, lease: Duration) -> Result<(), DriveError> {
+    fn watch(&self, lease: Duration, nics: Vec<Nic>) -> Result<(), DriveError> {
         let (guard, contact, is_over) =
             (Arc::clone(&self.guard), self.contact.clone(), Arc::clone(&self.is_over));
         let act = move || {
+            let (mut look, mut has_changed) = (Instant::now(), false);
             while !is_over.load(Ordering::Acquire) {
                 guard.monitor.pump();
                 let is_protected = matches!(contact.state().state, State::Seeding | State::Protected);
+                if is_protected && !has_changed && Instant::now() >= look {
+                    look = Instant::now() + LOOK_AT_NICS;
+                    if let Some(why) = change(&guard.monitor, &nics) {
+                        has_changed = true;
+                        guard.end_because(why);
+                    }
+                }
                 if is_protected && guard.relay().map(Relay::disk_stalled).unwrap_or_default() > lease {
                     let why = "the standby did not answer QEMU about a disk for longer than the lease";
                     contact.failed(why, Event::ConnectionLost);
@@ -229,6 +246,7 @@ impl QemuProtection {
             output,
             stream_bytes: self.guard.relay().map_or(0, Relay::bytes),
             age: self.began.elapsed(),
+            ended_because: self.guard.ended_because(),
             lost_because: self.guard.lost_because(),
             trouble: seen.gone.or(ended),
             contact,
@@ -277,7 +295,7 @@ impl QemuProtection {
 
     /// The standby has the guest.
     fn gone(&self, outcome: Outcome) -> ProtectionEnd {
-        let mut left = Vec::new();
+        let mut left = Vec::from_iter(self.guard.left_unsaid());
         if self.guard.monitor.seen().gone.is_none() {
             left.push(
                 "QEMU was told to quit and still answers: its guest is stopped, and must not be started"
@@ -286,6 +304,20 @@ impl QemuProtection {
         }
         ProtectionEnd { outcome, runs_here: false, left }
     }
+}
+
+/// Whether the machine has changed so that its output is not held back any more, or its checkpoints are not those of the guest that was
+/// seeded. QEMU tells nobody that a device was plugged, so it is asked.
+fn change(monitor: &Monitor, before: &[Nic]) -> Option<String> {
+    if let Some(device) = monitor.seen().unplugged {
+        return Some(format!("the device {device} was unplugged"));
+    }
+    let table = monitor.with(|vm| {
+        vm.client().set_limit(ANSWER_LIMIT);
+        vm.client().human("info network").map_err(|error| vm.error(error))
+    });
+    // One that does not answer is seen to elsewhere.
+    nics::change(&table.ok()?, before)
 }
 
 /// Whoever has no guest does not claim one: the standby would have nothing to take over.

@@ -124,7 +124,7 @@ impl PrimaryContact {
 
     /// What carries the checkpoints failed, or the taking of one did.
     pub fn failed(&self, why: impl ToString, event: Event) {
-        self.runner.note(why);
+        self.runner.note_end(why);
         self.runner.tell(event);
     }
 
@@ -241,7 +241,7 @@ impl PrimaryContact {
 
     fn send(&self, message: Message) {
         if let Err(why) = self.runner.link.send(message) {
-            self.runner.note(why);
+            self.runner.note_end(why);
             self.runner.tell(Event::ConnectionLost);
         }
     }
@@ -283,5 +283,8 @@ impl Machine for Primary {
     }
     fn deadline(&self) -> Option<Duration> {
         Self::deadline(self)
+    }
+    fn is_over(&self) -> bool {
+        Self::state(self).is_final()
     }
 }
