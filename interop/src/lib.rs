@@ -52,6 +52,6 @@ pub use scenarios::Failure;
 pub use sterna_program::{sterna, sterna_does};
 pub use ticks::{Tick, unbroken};
 pub use workload::{
-    Guest, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, NUMBER_ADDRESS, NUMBER_IN_FRAME,
-    PACE_ADDRESS, boot_disk,
+    DONE_ADDRESS, Guest, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, NUMBER_ADDRESS,
+    NUMBER_IN_FRAME, PACE_ADDRESS, SCRIBE_BYTES, boot_disk, scribe_devices, scribe_disks, scribed,
 };

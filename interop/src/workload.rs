@@ -2,12 +2,14 @@
 
 mod boot;
 mod linux;
+mod scribe;
 mod sweep;
 mod talker;
 
 use std::path::Path;
 
 pub use boot::{LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS};
+pub use scribe::{DONE_ADDRESS, SCRIBE_BYTES, scribe_devices, scribe_disks, scribed};
 pub(crate) use sweep::{PLACES, Sweep};
 pub use talker::{NUMBER_ADDRESS, NUMBER_IN_FRAME};
 
@@ -29,6 +31,8 @@ pub enum Guest {
     Linux,
     /// A boot sector that says numbered frames through an NE2000, whose netdev is `n0`. `pc` alone.
     Talker,
+    /// A boot sector that writes numbered sectors to the quorum `q0`. `pc` alone.
+    Scribe,
 }
 
 impl Guest {
@@ -59,6 +63,7 @@ impl Guest {
             Self::Scattered => boot::arguments(machine, Sweep::scattered(memory_mib), directory),
             Self::Linux => linux::arguments(root),
             Self::Talker => talker::arguments(directory),
+            Self::Scribe => scribe::arguments(directory),
         }
     }
 }

@@ -13,6 +13,7 @@ use sterna_wire::main::{
 };
 use sterna_wire::mapped_ram::MappedHeader;
 use sterna_wire::multifd::DeviceStatePacket;
+use sterna_wire::nbd::{CommandKind, DiskHello, Request};
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::rdma::{
     BlockPlace, ChunkSize, ConnectRequest, Introduction, MessageType, Part, RegisterRequest, RegisterResult,
@@ -32,6 +33,7 @@ fn main() -> Result<(), Failure> {
     rdma(&seeds)?;
     replica(&seeds)?;
     colo(&seeds)?;
+    nbd(&seeds)?;
     small_messages(&seeds)
 }
 
@@ -215,6 +217,37 @@ fn rdma(seeds: &Seeds) -> Result<(), Failure> {
         let own = Introduction { version: 1, part, lanes: 2, chunk, session, nonce };
         let bytes = ConnectRequest { introduction: Some(own), ..plain }.to_bytes();
         seeds.put("rdma_private_data", name, &[&bytes])?;
+    }
+    Ok(())
+}
+
+/// The first byte is the disk's length, as a power of two.
+fn nbd(seeds: &Seeds) -> Result<(), Failure> {
+    let option = |number: u32, data: &[u8]| {
+        let head = [b"IHAVEOPT".as_slice(), &number.to_be_bytes(), &(data.len() as u32).to_be_bytes()];
+        [&head.concat(), data].concat()
+    };
+    let mut requests = Vec::new();
+    for (kind, offset, length) in [
+        (CommandKind::Write, 4096, 8),
+        (CommandKind::Read, 0, 512),
+        (CommandKind::Flush, 0, 0),
+        (CommandKind::Trim, 100, 100),
+        (CommandKind::WriteZeroes, 0, 1 << 20),
+        (CommandKind::Disconnect, 0, 0),
+    ] {
+        Request { kind, cookie: *b"a cookie", offset, length }.encode(&mut requests);
+        if kind == CommandKind::Write {
+            requests.extend_from_slice(b"contents");
+        }
+    }
+    // As a QEMU does, and as the oldest clients do.
+    let qemu = [option(8, b""), option(10, b"\0\0\0\x02q0\0\0\0\0"), option(7, b"\0\0\0\x02q0\0\x01\0\x03")]
+        .concat();
+    let old = [option(3, b""), option(6, b"\0\0\0\x02q0\0\0"), option(1, b"q0")].concat();
+    for (name, flags, options) in [("qemu", 3, qemu), ("old", 1, old)] {
+        let flags = u32::to_be_bytes(flags);
+        seeds.put("nbd_request", name, &[&[20], &DiskHello::BYTES, &flags, &options, &requests])?;
     }
     Ok(())
 }

@@ -20,6 +20,10 @@ pub(crate) trait Machine {
     fn handle(&mut self, now: Duration, event: Self::Event) -> Result<Vec<Self::Action>, Self::Refusal>;
     fn state(&self) -> Self::State;
     fn deadline(&self) -> Option<Duration>;
+    /// Whether nothing that happens now changes anything: what ends then is no trouble. Only a protection's machines say so.
+    fn is_over(&self) -> bool {
+        false
+    }
 }
 
 /// A machine, its clock, and what it wants done.

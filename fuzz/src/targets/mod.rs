@@ -9,6 +9,7 @@ pub mod libvirt_header;
 pub mod main_channel;
 pub mod mapped_ram;
 pub mod multifd_packet;
+pub mod nbd_request;
 pub mod rdma_control;
 pub mod rdma_private_data;
 pub mod replica;
@@ -39,7 +40,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// Every target, by name.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
@@ -49,6 +50,7 @@ pub const TARGETS: [Target; 18] = [
     Target { name: "main_channel", run: main_channel::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "mapped_ram", run: mapped_ram::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "multifd_packet", run: multifd_packet::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "nbd_request", run: nbd_request::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_control", run: rdma_control::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_private_data", run: rdma_private_data::target, longest: 256, inputs: 400_000 },
     Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },

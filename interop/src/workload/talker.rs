@@ -54,9 +54,10 @@ pub(super) fn arguments(directory: &Path) -> Result<Vec<String>, Failure> {
     std::fs::write(&path, image).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(vec![
         "-drive".into(),
-        format!("file={},format=raw,if=none,id=boot", path.display()),
+        // Nobody writes it: a guest without a disk of its own.
+        format!("file={},format=raw,if=none,id=boot,readonly=on", path.display()),
         "-device".into(),
-        "ide-hd,drive=boot,bootindex=0".into(),
+        "virtio-blk-pci,drive=boot,bootindex=0".into(),
         "-device".into(),
         "ne2k_isa,netdev=n0,iobase=0x300,id=talker".into(),
     ])

@@ -2,6 +2,7 @@
 //! decided as `specs/replica.md` says.
 
 mod command;
+mod disks;
 mod lab;
 
 use std::sync::Arc;
@@ -259,8 +260,67 @@ fn guest_is_handed_over_as_planned() -> Result<(), Failure> {
         let last = side.standby.statistics().checkpoints;
         assert_eq!(protection.statistics().held, last, "the last of all is held");
         let held = side.take_over(&lab.directory.path().join("image"))?;
-        assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+        assert_eq!(held, lab.network.last, "all that the held guest had said was heard");
+        assert!(end.left.is_empty(), "{end:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn guest_that_shares_a_disk_does_not_run_behind_its_last_checkpoint() -> Result<(), Failure> {
+    let test = "guest_that_shares_a_disk_does_not_run_behind_its_last_checkpoint";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let shared =
+        ["-blockdev", "null-co,node-name=s0,size=1048576", "-device", "virtio-blk-pci,drive=s0,id=shared"];
+    let mut lab = Lab::new(&root, Guest::Talker, &shared)?;
+    lab.network.hear_more(3)?;
+    let side = lab.standby(0)?;
+    let protection = lab.protect(&side, None, wins())?;
+    assert!(protection.remarks().iter().any(|remark| remark.contains("s0")), "{:?}", protection.remarks());
+    wait_until_held(&protection, 3)?;
+    // Something is said in the last epoch.
+    side.tells.store(protection.statistics().held, Ordering::SeqCst);
+    wait("output", || (protection.statistics().output.waiting > 5).then_some(()))?;
+
+    protection.hand_over().map_err(|error| error.to_string())?;
+    std::thread::sleep(Duration::from_millis(100));
+    side.tells.store(u64::MAX, Ordering::SeqCst);
+    let end = protection.finish().map_err(|error| error.to_string())?;
+
+    assert_eq!(end.outcome, Outcome::HandedOver, "{:?}", protection.statistics());
+    assert!(end.left.iter().any(|left| left.contains("not delivered") && left.contains("shared")), "{end:?}");
+    lab.network.hear_out()?;
+    let held = side.take_over(&lab.directory.path().join("image"))?;
+    assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);
+    Ok(())
+}
+
+#[test]
+fn card_cannot_be_plugged_and_one_that_loses_its_gate_ends_the_protection_at_once() -> Result<(), Failure> {
+    let test = "card_cannot_be_plugged_and_one_that_loses_its_gate_ends_the_protection_at_once";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let side = lab.standby(2)?;
+    let protection = lab.protect(&side, None, wins())?;
+    wait_until_held(&protection, 3)?;
+    // No checkpoint is there to notice it.
+    lab.primary.parameters(json!({"x-checkpoint-delay": 600_000}))?;
+    lab.primary.execute("netdev_add", json!({"type": "user", "id": "n9"}))?;
+    let plugged = json!({"driver": "e1000", "netdev": "n9", "id": "plugged"});
+    let refused = lab.primary.execute("device_add", plugged).unwrap_err();
+    assert!(refused.contains("not allowed while migrating"), "{refused}");
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(protection.statistics().ended_because, None);
+
+    lab.primary.execute("object-del", json!({"id": "sterna-gate0-hold"}))?;
+
+    let end = protection.finish().map_err(|error| error.to_string())?;
+    assert_eq!(end.outcome, Outcome::Alone(Because::Never), "{:?}", protection.statistics());
+    let why = protection.statistics().ended_because.unwrap_or_default();
+    assert!(why.contains("gate"), "{why}");
+    assert!(end.runs_here && end.left.len() == 1, "it is said that the gate was gone: {end:?}");
+    lab.network.forget();
+    lab.network.hear_more(20)?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `sterna protect`: the guest of an unmodified QEMU, or of a Sterna VM, has a standby from now on, until the operator, or a failure, ends that.
 
 mod control;
+mod disks;
 pub(in crate::commands) mod own;
 mod show;
 
@@ -14,7 +15,7 @@ use sterna::replica::machines::primary::{Because, Cause, Outcome};
 use sterna::replica::{Claims, Protection, Secret, Terms, new_protection};
 use sterna_arbiter::{DEFAULT_LIMIT, Operator, Role, Spec};
 use sterna_qmp::Endpoint;
-use sterna_qmp::drive::protect::{ProtectRequest, ProtectionEnd, QemuProtection};
+use sterna_qmp::drive::protect::{ProtectRequest, ProtectedDisk, ProtectionEnd, QemuProtection};
 use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
 
 use super::{pair, peer};
@@ -88,6 +89,10 @@ pub struct Arguments {
     /// Listen here for `sterna info`, `sterna unprotect` and `sterna decide`: unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "SOCKET")]
     pub qmp: Option<Endpoint>,
+    /// A disk that goes to the standby (repeat for more): QEMU's block node, a quorum, and the standby's name for it, if that is another.
+    /// Its content is copied first, while the guest runs
+    #[arg(long, value_name = "NODE[=NAME]", value_parser = disks::parse)]
+    pub disk: Vec<ProtectedDisk>,
     /// Print JSON, a line a second
     #[arg(long)]
     pub json: bool,
@@ -108,6 +113,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let mut request = checked?;
     request.parameters = monitor.parameters(&arguments.set)?;
+    request.copying = Some(disks::progress(&interrupts, arguments.json));
     let (claims, operator) = claims(arguments, protection)?;
     let session = Arc::new(QemuProtection::begin(monitor.into_vm(), request, claims)?);
     for remark in session.remarks() {
@@ -204,13 +210,21 @@ fn left(arguments: &Arguments) -> Stop {
 }
 
 fn end(arguments: &Arguments, session: &QemuProtection, end: &ProtectionEnd) -> Done {
-    let lost = session.statistics().lost_because;
+    let now = session.statistics();
+    let lost = now.lost_because;
     let why = lost.as_deref().unwrap_or("no reason is known");
     terminal::print(&show::end(arguments.json, end, session));
     for left in &end.left {
         terminal::note(&format!("sterna: warning: {left}"));
     }
     match end.outcome {
+        Outcome::Alone(Because::Never) | Outcome::Failed(Cause::Cancelled)
+            if let Some(why) = &now.ended_because =>
+        {
+            Err(Stop::failed(format!(
+                "{why}. The protection was ended at once, and the guest runs on here: protect it anew"
+            )))
+        }
         Outcome::Alone(Because::Never) | Outcome::HandedOver => Ok(Status::Done),
         Outcome::Alone(Because::Claim) => Err(Stop::failed(format!(
             "the standby was lost ({why}), and the claim is won: the guest runs on here, unprotected"
@@ -258,6 +272,7 @@ fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectReque
         channels: arguments.channels.unwrap_or(0),
         most_waiting_bytes: arguments.output_limit,
         socket_directory: arguments.socket_dir.clone(),
+        disks: arguments.disk.clone(),
         ..ProtectRequest::new(standby, protection, secret)
     })
 }

@@ -160,7 +160,6 @@ pub fn execute(arguments: &Arguments) -> Done {
         journal_limit_bytes: arguments.journal_limit,
         insecure: arguments.insecure,
         disk_limit_bytes: arguments.disk_limit,
-        ..StandbyOptions::default()
     };
     let file = CreateOptions {
         direct: direct(arguments.direct_io, arguments.no_direct_io),

@@ -1,4 +1,4 @@
-//! NBD, as a standby serves it for a guest's disks (`specs/replica.md §5`): the fixed newstyle handshake and simple replies.
+//! NBD, as a standby serves it for a guest's disks (`specs/replica.md §6`): the fixed newstyle handshake and simple replies.
 //!
 //! [`DiskHello`] opens the connection at the standby's address. The server then says [`GREETING`], the client its flags
 //! ([`client_flags`]), and [`ClientOption`]s until one begins the transmission: then [`Request`]s come, and each gets a [`reply`]. A READ's
@@ -13,7 +13,7 @@ pub use handshake::{
 };
 pub use request::{CommandKind, Request, reply};
 
-const SPEC: &str = "specs/replica.md §5";
+const SPEC: &str = "specs/replica.md §6";
 
 /// Most bytes that a READ or a WRITE may move.
 pub const TRANSFER_BYTES: u32 = 32 << 20;

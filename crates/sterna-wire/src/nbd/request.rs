@@ -148,7 +148,7 @@ mod tests {
         use CommandKind::*;
         let refused = |bytes: &[u8], word: &str| {
             let why = Request::decode(bytes, DISK).unwrap_err().to_string();
-            assert!(why.contains(word) && why.contains("specs/replica.md §5"), "{why}");
+            assert!(why.contains(word) && why.contains("specs/replica.md §6"), "{why}");
         };
         refused(&request(Write, DISK, 1), "outside");
         refused(&request(Read, u64::MAX, 2), "outside");

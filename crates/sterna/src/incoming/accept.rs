@@ -184,7 +184,7 @@ fn contact(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     Ok(shared.target.contact(greeting.channel)?)
 }
 
-/// A protected guest's disk is written over it from now on (specs/replica.md §5).
+/// A protected guest's disk is written over it from now on (specs/replica.md §6).
 fn disk(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let mut hello = DiskHello::BYTES;
     greeting.read_exact(&mut hello)?;

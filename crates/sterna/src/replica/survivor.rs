@@ -39,12 +39,11 @@ pub trait Survivor: Send + Sync {
         let _ = bytes;
         self.begin_stream(device, instance)
     }
-<<<<<<< HEAD
     /// The guest's disks whose content comes here, each under a name of its own. Asked once, before anybody may come. When the guest is taken
     /// over, their files are released before [`prepare`](Self::prepare) is called.
     fn disks(&self) -> Vec<StandbyDisk> {
         Vec::new()
-=======
+    }
     /// What a checkpoint brings of a stream, before it is held: whether [`write_stream`](Self::write_stream) will take it.
     ///
     /// # Errors
@@ -52,7 +51,6 @@ pub trait Survivor: Send + Sync {
     fn check_stream(&self, device: &str, instance: u32, bytes: &[u8]) -> Result<(), VmError> {
         let (_, _, _) = (device, instance, bytes);
         Ok(())
->>>>>>> machine
     }
     /// The seeding has come whole: could such a machine go on here?
     ///

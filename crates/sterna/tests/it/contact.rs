@@ -271,6 +271,10 @@ fn protection_ends_with_the_standbys_last_word() {
     assert!(here.runs() && there.has_done("discard") && !there.has_done("prepare"));
     assert_eq!(*arbiter.owner.lock(), None, "nobody asked");
     assert!(primary.unprotect().is_err(), "it is over");
+    // The other side's end of the connection, when it comes, is no trouble.
+    drop(primary);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(standby.state().trouble, None);
 }
 
 #[test]

@@ -410,13 +410,18 @@ impl Side {
 
 /// The number of the last frame that the guest in an image said.
 pub(super) fn number_in(image: &Path) -> Result<u32, Failure> {
+    word_in(image, NUMBER_ADDRESS)
+}
+
+/// A word of the memory in an image.
+pub(super) fn word_in(image: &Path, address: u64) -> Result<u32, Failure> {
     let image = Image::open(image).map_err(|error| error.to_string())?;
     let block =
         image.shape().ram.blocks.iter().position(|block| block.name == "pc.ram").ok_or("no pc.ram")?;
     let mut page = [0; 4096];
     let mapped = image.mapped().ok_or("no mapped-ram")?;
-    mapped.read(block, NUMBER_ADDRESS >> 12, &mut page).map_err(|error| error.to_string())?;
-    let at = (NUMBER_ADDRESS & 0xfff) as usize;
+    mapped.read(block, address >> 12, &mut page).map_err(|error| error.to_string())?;
+    let at = (address & 0xfff) as usize;
     Ok(u32::from_le_bytes(page[at..at + 4].try_into().map_err(|_| "no number")?))
 }
 

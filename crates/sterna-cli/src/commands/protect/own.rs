@@ -46,6 +46,7 @@ fn refuse(arguments: &Arguments) -> Result<(), Stop> {
         ("--qmp", arguments.qmp.is_some()),
         ("--socket-dir", arguments.socket_dir.is_some()),
         ("--tls-dir", arguments.tls_dir.is_some()),
+        ("--disk", !arguments.disk.is_empty()),
     ];
     match is_set.into_iter().find(|(_, is_set)| *is_set) {
         Some((option, _)) => Err(Stop::usage(format!(

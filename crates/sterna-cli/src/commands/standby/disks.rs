@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,7 +75,8 @@ pub fn open(arguments: &[DiskArgument]) -> Result<Vec<StandbyDisk>, Stop> {
 }
 
 fn make(path: &Path, size: u64) -> io::Result<()> {
-    match OpenOptions::new().write(true).create_new(true).open(path) {
+    // It will hold what the guest's disk holds.
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => file.set_len(size),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::disks;
 use super::nics::{Nic, nics};
 use super::request::ProtectRequest;
 use crate::drive::error::DriveError;
@@ -30,6 +31,8 @@ const UNWANTED: [&str; 11] = [
 pub(super) struct Fit {
     pub(super) nics: Vec<Nic>,
     pub(super) settings: Settings,
+    /// A disk that the guest writes and that does not go to the standby.
+    pub(super) shared_disk: Option<String>,
     /// What the operator should know, as sentences.
     pub(super) remarks: Vec<String>,
 }
@@ -38,7 +41,7 @@ pub(super) struct Fit {
 ///
 /// # Errors
 /// Why not, in one sentence.
-pub(super) fn check(vm: &mut Vm, pid: Option<u32>) -> Result<Fit, DriveError> {
+pub(super) fn check(vm: &mut Vm, request: &ProtectRequest, pid: Option<u32>) -> Result<Fit, DriveError> {
     let major = vm.client().version()["qemu"]["major"].as_u64().unwrap_or(0);
     if vm.is_sterna() || major < 11 {
         return Err(unfit(format!(
@@ -72,7 +75,9 @@ pub(super) fn check(vm: &mut Vm, pid: Option<u32>) -> Result<Fit, DriveError> {
     }
     let table = vm.client().human("info network").map_err(|error| vm.error(error))?;
     let nics = nics(&table)?;
-    let mut remarks = Vec::new();
+    let others = disks::check(vm, &request.disks)?;
+    let shared_disk = others.first().map(|disk| disk.name.clone());
+    let mut remarks: Vec<_> = others.into_iter().map(|disk| disk.remark).collect();
     if nics.is_empty() {
         remarks.push("the machine has no network card with a netdev: no output is held back".to_owned());
     }
@@ -93,7 +98,7 @@ pub(super) fn check(vm: &mut Vm, pid: Option<u32>) -> Result<Fit, DriveError> {
             ),
         }
     }
-    Ok(Fit { nics, settings, remarks })
+    Ok(Fit { nics, settings, shared_disk, remarks })
 }
 
 /// The capabilities that are set.

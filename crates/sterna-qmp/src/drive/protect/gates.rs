@@ -10,7 +10,7 @@ use sterna_transport::Channel;
 
 use super::gate::{GateStatistics, OutputGate};
 use super::monitor::Monitor;
-use super::names::{Names, PREFIX};
+use super::names::{HOLD, Names, PREFIX};
 use super::nics::Nic;
 use crate::drive::error::DriveError;
 use crate::drive::vm::{ANSWER_LIMIT, Vm};
@@ -124,6 +124,17 @@ impl Gates {
         sum
     }
 
+    /// Packets that came in the epoch that ended last.
+    pub(super) fn packets_of_last_epoch(&self) -> u64 {
+        self.gates.iter().map(OutputGate::packets_of_last_epoch).sum()
+    }
+
+    /// Whether QEMU has read every packet of this epoch and earlier ones.
+    pub(super) fn has_delivered(&self, epoch: u64) -> bool {
+        self.gates.iter().all(|gate| gate.has_released(epoch))
+            && self.ways_out.iter().all(|way_out| way_out.unsent_bytes() == 0)
+    }
+
     /// Why one of them has ended, if so: then its card has no network.
     pub(super) fn ended(&self) -> Option<String> {
         self.gates.iter().find_map(OutputGate::ended)
@@ -191,7 +202,7 @@ pub(super) fn remove_left_ones(vm: &mut Vm) -> Result<usize, DriveError> {
     };
     let (objects, devices) = (names(&objects, "name"), names(&devices, "label"));
     // First those that hold: a packet that comes then goes its old way.
-    let (mut hold, give): (Vec<_>, Vec<_>) = objects.into_iter().partition(|name| name.ends_with("-hold"));
+    let (mut hold, give): (Vec<_>, Vec<_>) = objects.into_iter().partition(|name| name.ends_with(HOLD));
     hold.extend(give);
     for name in &hold {
         vm.execute("object-del", json!({ "id": name }))?;

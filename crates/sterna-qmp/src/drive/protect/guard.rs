@@ -1,5 +1,7 @@
 //! What the contact's machine does to a QEMU and to its output.
 
+mod last;
+
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -33,6 +35,12 @@ pub(super) struct Guard {
     gates: Mutex<Option<Gates>>,
     /// Why the contact ended.
     lost_because: OnceLock<String>,
+    /// Why this side has ended the protection by itself.
+    ended_because: OnceLock<String>,
+    /// A disk that both hosts share.
+    shared_disk: OnceLock<String>,
+    /// What of the last checkpoint's output did not leave, as a sentence.
+    left_unsaid: OnceLock<String>,
     delay_ms: u64,
     last: Mutex<Last>,
     changed: Condvar,
@@ -62,6 +70,9 @@ impl Guard {
             relay: OnceLock::new(),
             gates: Mutex::default(),
             lost_because: OnceLock::new(),
+            ended_because: OnceLock::new(),
+            shared_disk: OnceLock::new(),
+            left_unsaid: OnceLock::new(),
             delay_ms: delay.as_millis() as u64,
             last: Mutex::new(Last::NotWanted),
             changed: Condvar::new(),
@@ -72,6 +83,11 @@ impl Guard {
     pub(super) fn set_contact(&self, contact: PrimaryContact) {
         // Set once, where it is made.
         let _ = self.contact.set(contact);
+    }
+
+    /// The guest writes a disk that both hosts share.
+    pub(super) fn set_shared_disk(&self, disk: String) {
+        let _ = self.shared_disk.set(disk);
     }
 
     pub(super) fn set_relay(&self, relay: Relay) {
@@ -97,6 +113,25 @@ impl Guard {
     /// Why the contact ended, if it has.
     pub(super) fn lost_because(&self) -> Option<String> {
         self.lost_because.get().cloned()
+    }
+
+    /// Ends the protection with the guest here, for that reason.
+    pub(super) fn end_because(&self, why: String) {
+        self.ended_because.get_or_init(|| why);
+        if let Some(contact) = self.contact.get() {
+            // Refused if it ends already.
+            let _ = contact.unprotect();
+        }
+    }
+
+    /// Why this side has ended the protection by itself, if it has.
+    pub(super) fn ended_because(&self) -> Option<String> {
+        self.ended_because.get().cloned()
+    }
+
+    /// What of the last checkpoint's output did not leave.
+    pub(super) fn left_unsaid(&self) -> Option<String> {
+        self.left_unsaid.get().cloned()
     }
 
     /// Whether what the guest said in an epoch of a gate's may leave. A gate's first epoch is before the seeding is held.
@@ -173,7 +208,8 @@ impl Guard {
         }
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether the contact has an outcome.
+    pub(super) fn is_over(&self) -> bool {
         self.contact.get().is_none_or(|contact| contact.state().outcome.is_some())
     }
 
@@ -257,8 +293,12 @@ impl PrimaryGuest for Guard {
     fn release(&self, epoch: u64) {
         self.with_gates(|gates| gates.release(epoch + 1));
         // Whoever waits for room for the next checkpoint has looked, or will.
-        drop(self.last.lock());
+        let is_last = matches!(*self.last.lock(), Last::Granted(last) if last == epoch)
+            || *self.last.lock() == Last::Stands;
         self.changed.notify_all();
+        if is_last {
+            self.deliver_last(epoch + 1);
+        }
     }
 
     fn open_gate(&self) {

@@ -13,11 +13,13 @@
 //! | `request`, `check` | what is asked for, and whether QEMU can be protected |
 //! | `relay`, `answers` | the stream, and what the standby says in it |
 //! | `guard` | what the contact's machine does to QEMU |
+//! | `disks` | disks that QEMU writes at the standby, too |
 //! | `gates`, `gate`, `nics`, `names` | the output |
 //! | `monitor`, `sockets` | the monitor that threads share, and the sockets' directory |
 
 mod answers;
 mod check;
+mod disks;
 mod gate;
 mod gates;
 mod guard;
@@ -30,5 +32,5 @@ mod session;
 mod sockets;
 
 pub use gate::{GateStatistics, OutputGate};
-pub use request::ProtectRequest;
+pub use request::{DiskCopy, ProtectRequest, ProtectedDisk};
 pub use session::{ProtectionEnd, ProtectionStatistics, QemuProtection};

@@ -33,6 +33,8 @@ pub(super) struct Seen {
     stopped_at: Option<Duration>,
     /// How often COLO ended.
     pub(super) colo_exits: u64,
+    /// A device that was unplugged.
+    pub(super) unplugged: Option<String>,
     /// From STOP to RESUME, in QEMU's own time, of the last checkpoints.
     pub(super) pauses: VecDeque<Duration>,
     /// All of them.
@@ -115,6 +117,13 @@ impl Monitor {
         self.seen.lock().clone()
     }
 
+    /// What was stopped so far was stopped for something else.
+    pub(super) fn forget_pauses(&self) {
+        let mut seen = self.seen.lock();
+        (seen.pauses, seen.pause_count, seen.counts_pauses) = (VecDeque::new(), 0, false);
+        seen.stopped_at = None;
+    }
+
     fn take_events(&self, vm: &mut Vm) {
         loop {
             match vm.next_event(Duration::ZERO) {
@@ -154,6 +163,10 @@ impl Seen {
                 }
             }
             "COLO_EXIT" => self.colo_exits += 1,
+            "DEVICE_DELETED" => {
+                let device = event.data["device"].as_str().or(event.data["path"].as_str());
+                self.unplugged.get_or_insert_with(|| device.unwrap_or_default().to_owned());
+            }
             _ => {}
         }
     }

@@ -3,6 +3,9 @@
 /// What the objects and character devices are called.
 pub(super) const PREFIX: &str = "sterna-gate";
 
+/// How the object ends that takes packets to the gate.
+pub(super) const HOLD: &str = "-hold";
+
 /// The names in QEMU of what makes a gate.
 pub(super) struct Names {
     pub(super) from_guest: String,

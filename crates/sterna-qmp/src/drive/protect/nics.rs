@@ -1,6 +1,6 @@
 //! A machine's network cards, as `info network` lists them: what a gate can hold back, and what it cannot.
 
-use super::names::PREFIX;
+use super::names::{HOLD, PREFIX};
 use crate::drive::error::DriveError;
 
 /// A card and what it is connected to.
@@ -78,6 +78,26 @@ pub(super) fn nics(table: &str) -> Result<Vec<Nic>, DriveError> {
     Ok(found)
 }
 
+/// Why `table` is not that of the cards that were there before, each with its gate; none if it is.
+pub(super) fn change(table: &str, before: &[Nic]) -> Option<String> {
+    let now = match nics(table) {
+        Ok(now) => now,
+        Err(error) => return Some(error.to_string()),
+    };
+    if let Some(new) = now.iter().find(|nic| !before.contains(nic)) {
+        return Some(format!(
+            "the network card {} was plugged or connected to {}: what it says is not held back",
+            new.name, new.netdev
+        ));
+    }
+    if let Some(old) = before.iter().find(|nic| !now.contains(nic)) {
+        return Some(format!("the network card {} was taken away", old.name));
+    }
+    let holds = table.lines().filter_map(filter);
+    let gates = holds.filter(|(name, _)| name.starts_with(PREFIX) && name.ends_with(HOLD)).count();
+    (gates != before.len()).then(|| "somebody has taken the gate of a network card away".to_owned())
+}
+
 impl Nic {
     /// Whether the kernel may carry its packets past QEMU (`vhost=on`), which the list does not say.
     pub(super) fn may_have_vhost(&self) -> bool {
@@ -123,6 +143,28 @@ mod tests {
             found.iter().map(|nic| (nic.name.as_str(), nic.netdev.as_str(), nic.may_have_vhost())).collect();
         assert_eq!(names, [("mynic", "n0", false), ("e1000.0", "t0", true)]);
         assert!(nics("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn card_that_is_plugged_or_loses_its_gate_is_found() {
+        let before = nics(TABLE).unwrap();
+        let gate = "filters:\r\n  - sterna-gate1-hold: type=filter-redirector,netdev=t0,queue=rx\r\n";
+        let table = format!("{TABLE}{gate}");
+        assert_eq!(change(&table, &before), None);
+        let plugged = "net5: index=0,type=nic,model=e1000,macaddr=52:54:00:12:34:60\r\n \\ n5: index=0,type=user,net=10\r\n";
+        for (table, word) in [
+            (format!("{table}{plugged}"), "net5 was plugged"),
+            (TABLE.to_owned(), "gate"),
+            (table.replace("mynic", "other"), "other was plugged"),
+            (
+                table.replace(" \\ t0: index=0,type=tap,ifname=tap0,script=no,downscript=no", ""),
+                "e1000.0 was taken",
+            ),
+            ("junk".to_owned(), "does not understand"),
+        ] {
+            let why = change(&table, &before).unwrap_or_default();
+            assert!(why.contains(word), "{word}: {why}");
+        }
     }
 
     #[test]

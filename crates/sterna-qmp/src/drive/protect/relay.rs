@@ -18,6 +18,9 @@
 //!
 //! What is released is decided by the contact's machine alone. RECEIVED releases nothing here.
 
+mod disk;
+mod pair;
+
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -29,6 +32,7 @@ use parking_lot::Mutex;
 use sterna_transport::{Address, CancelFlag, Channel, Tls};
 
 use super::answers::{Answer, Answers};
+use pair::DiskPair;
 
 /// What is copied at once.
 const PIECE_BYTES: usize = 256 << 10;
@@ -77,6 +81,7 @@ struct State {
     standby: Vec<Arc<Channel>>,
     /// Since when each direction to the standby waits for it.
     waits: Vec<Arc<Mutex<Option<Instant>>>>,
+    disks: Vec<DiskPair>,
     has_main: bool,
     is_qemu_closed: bool,
     is_closed: bool,
@@ -166,6 +171,10 @@ impl Ended {
         Self::new(format!("QEMU's side of the stream: {error}"))
     }
 
+    fn of_disk(side: &str, error: impl std::fmt::Display) -> Self {
+        Self::new(format!("the connection for a disk, {side}: {error}"))
+    }
+
     fn of_standby(error: impl std::fmt::Display) -> Self {
         Self::new(format!("the standby's side of the stream: {error}"))
     }
@@ -244,6 +253,9 @@ impl Shared {
                 Ok(length) => length,
                 Err(error) => return Ended::of_qemu(error),
             };
+            if let Err(ended) = self.check_disks() {
+                return ended;
+            }
             *wait.lock() = Some(Instant::now());
             let written = standby.write_all(&piece[..length]);
             *wait.lock() = None;
@@ -338,7 +350,8 @@ impl Shared {
         self.cancel.cancel();
         let mut state = self.state.lock();
         (state.is_closed, state.is_qemu_closed) = (true, true);
-        state.qemu.iter().chain(&state.standby).for_each(|channel| channel.shutdown());
+        // The standby's first: a QEMU that has lost a disk must not get on with its stream.
+        state.standby.iter().chain(&state.qemu).for_each(|channel| channel.shutdown());
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is asked for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -38,6 +39,28 @@ pub struct ProtectRequest {
     pub socket_directory: Option<PathBuf>,
     /// Further migration parameters, under QEMU's names.
     pub parameters: Map<String, Value>,
+    /// Disks that are written at the standby, too.
+    pub disks: Vec<ProtectedDisk>,
+    /// Hears how far the disks were copied, some times a second. False: the operator has cancelled.
+    pub copying: Option<Arc<dyn Fn(DiskCopy) -> bool + Send + Sync>>,
+}
+
+/// A disk of the guest's that goes to the standby.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProtectedDisk {
+    /// QEMU's block node, a quorum.
+    pub node: String,
+    /// The standby's name for it.
+    pub export: String,
+}
+
+/// How far disks were copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DiskCopy {
+    /// Bytes that were copied.
+    pub copied_bytes: u64,
+    /// Bytes that are to be copied; it grows while the guest writes.
+    pub total_bytes: u64,
 }
 
 impl ProtectRequest {
@@ -55,6 +78,8 @@ impl ProtectRequest {
             most_waiting_bytes: 64 << 20,
             socket_directory: None,
             parameters: Map::new(),
+            disks: Vec::new(),
+            copying: None,
         }
     }
 

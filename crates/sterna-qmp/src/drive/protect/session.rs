@@ -14,10 +14,12 @@ use sterna::replica::{Claims, ContactError, ContactState, PrimaryContact};
 use sterna_transport::{CancelFlag, Channel};
 
 use super::check::{self, Fit};
+use super::disks::{self, Disks};
 use super::gate::GateStatistics;
 use super::gates::{self, Gates};
 use super::guard::Guard;
 use super::monitor::Monitor;
+use super::nics::{self, Nic};
 use super::relay::{Relay, Steps};
 use super::request::ProtectRequest;
 use super::sockets::SocketDirectory;
@@ -27,6 +29,9 @@ use crate::drive::vm::{ANSWER_LIMIT, Vm};
 
 /// How long the standby may take to be reached and to greet.
 const CONTACT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Between two looks at the network cards.
+const LOOK_AT_NICS: Duration = Duration::from_millis(50);
 
 /// A protection that goes on. Call [`QemuProtection::finish`] when it has an outcome: QEMU is as it was only then.
 ///
@@ -45,6 +50,7 @@ pub struct QemuProtection {
 /// What is put back.
 struct Undo {
     changed: Changed,
+    disks: Disks,
     _directory: SocketDirectory,
 }
 
@@ -70,6 +76,8 @@ pub struct ProtectionStatistics {
     pub stream_bytes: u64,
     /// Since it began.
     pub age: Duration,
+    /// Why this side has ended the protection by itself, if it has: the machine has changed.
+    pub ended_because: Option<String>,
     /// Why the contact with the standby ended, if it has.
     pub lost_because: Option<String>,
     /// What an operator should look at: a gate, or the monitor, that has gone.
@@ -98,7 +106,7 @@ impl QemuProtection {
         let pid = rustix::net::sockopt::socket_peercred(vm.client().socket().as_fd())
             .ok()
             .map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
-        let mut fit = check::check(&mut vm, pid)?;
+        let mut fit = check::check(&mut vm, &request, pid)?;
         let channel = reach(&request)?;
         let monitor = Monitor::new(vm)?;
         let guard = Arc::new(Guard::new(monitor, request.checkpoint_delay));
@@ -116,6 +124,9 @@ impl QemuProtection {
         .map_err(|error| not_greeted(&request, error))?;
         channel.set_stall_limit(None);
         guard.set_contact(contact.clone());
+        if let Some(disk) = &fit.shared_disk {
+            guard.set_shared_disk(disk.clone());
+        }
         let undo = match prepare(&guard, &request, &mut fit) {
             Ok(undo) => undo,
             Err(error) => {
@@ -133,7 +144,7 @@ impl QemuProtection {
             is_over: Arc::default(),
             watch: Mutex::default(),
         };
-        let started = this.watch(terms.lease).and_then(|()| this.start());
+        let started = this.watch(terms.lease, fit.nics).and_then(|()| this.start());
         if let Err(error) = started {
             let _ = this.contact.unprotect();
             this.contact.wait();
@@ -151,12 +162,25 @@ impl QemuProtection {
     }
 
     /// Takes events, and ends a seeding that a silent standby holds up. Afterwards the lease does that.
-    fn watch(&self, lease: Duration) -> Result<(), DriveError> {
+    fn watch(&self, lease: Duration, nics: Vec<Nic>) -> Result<(), DriveError> {
         let (guard, contact, is_over) =
             (Arc::clone(&self.guard), self.contact.clone(), Arc::clone(&self.is_over));
         let act = move || {
+            let (mut look, mut has_changed) = (Instant::now(), false);
             while !is_over.load(Ordering::Acquire) {
                 guard.monitor.pump();
+                let is_protected = matches!(contact.state().state, State::Seeding | State::Protected);
+                if is_protected && !has_changed && Instant::now() >= look {
+                    look = Instant::now() + LOOK_AT_NICS;
+                    if let Some(why) = change(&guard.monitor, &nics) {
+                        has_changed = true;
+                        guard.end_because(why);
+                    }
+                }
+                if is_protected && guard.relay().map(Relay::disk_stalled).unwrap_or_default() > lease {
+                    let why = "the standby did not answer QEMU about a disk for longer than the lease";
+                    contact.failed(why, Event::ConnectionLost);
+                }
                 if contact.state().state != State::Seeding {
                     continue;
                 }
@@ -222,6 +246,7 @@ impl QemuProtection {
             output,
             stream_bytes: self.guard.relay().map_or(0, Relay::bytes),
             age: self.began.elapsed(),
+            ended_because: self.guard.ended_because(),
             lost_because: self.guard.lost_because(),
             trouble: seen.gone.or(ended),
             contact,
@@ -262,6 +287,7 @@ impl QemuProtection {
             note("taking the gates away", gates.remove(&self.guard.monitor));
         }
         if let Some(undo) = undo {
+            note("taking the disks' children away", undo.disks.remove(&self.guard.monitor));
             note("putting the settings back", self.guard.monitor.with(|vm| undo.changed.undo(vm)));
         }
         Ok(ProtectionEnd { outcome, runs_here: true, left })
@@ -269,7 +295,7 @@ impl QemuProtection {
 
     /// The standby has the guest.
     fn gone(&self, outcome: Outcome) -> ProtectionEnd {
-        let mut left = Vec::new();
+        let mut left = Vec::from_iter(self.guard.left_unsaid());
         if self.guard.monitor.seen().gone.is_none() {
             left.push(
                 "QEMU was told to quit and still answers: its guest is stopped, and must not be started"
@@ -278,6 +304,20 @@ impl QemuProtection {
         }
         ProtectionEnd { outcome, runs_here: false, left }
     }
+}
+
+/// Whether the machine has changed so that its output is not held back any more, or its checkpoints are not those of the guest that was
+/// seeded. QEMU tells nobody that a device was plugged, so it is asked.
+fn change(monitor: &Monitor, before: &[Nic]) -> Option<String> {
+    if let Some(device) = monitor.seen().unplugged {
+        return Some(format!("the device {device} was unplugged"));
+    }
+    let table = monitor.with(|vm| {
+        vm.client().set_limit(ANSWER_LIMIT);
+        vm.client().human("info network").map_err(|error| vm.error(error))
+    });
+    // One that does not answer is seen to elsewhere.
+    nics::change(&table.ok()?, before)
 }
 
 /// Whoever has no guest does not claim one: the standby would have nothing to take over.
@@ -315,6 +355,10 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
     if left > 0 {
         fit.remarks.push("gates of a protection whose program was killed were taken away".to_owned());
     }
+    if monitor.with(disks::remove_left_ones)? > 0 {
+        fit.remarks
+            .push("disks' children of a protection whose program was killed were taken away".to_owned());
+    }
     let refused = |what: &'static str, error| DriveError::file("make", what, error);
     let directory = SocketDirectory::new(request.socket_directory.as_deref())
         .map_err(|error| refused("a directory for sockets", error))?;
@@ -327,8 +371,27 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
         steps,
     )
     .map_err(|error| refused("the relay's socket", error))?;
+    guard.set_relay(relay);
+    let Some(relay) = guard.relay() else { return Err(DriveError::Failed("there is no relay".to_owned())) };
+    let goes_on = |copy| match (guard.is_over(), &request.copying) {
+        (true, _) => {
+            let why = guard.lost_because().unwrap_or_else(|| "no reason is known".to_owned());
+            Err(DriveError::Failed(format!("the standby was lost while disks were copied: {why}")))
+        }
+        (_, Some(hears)) if !hears(copy) => {
+            Err(DriveError::Cancelled("cancelled while disks were copied; the guest runs on here".to_owned()))
+        }
+        _ => Ok(()),
+    };
+    let disks = Disks::attach(monitor, relay, directory.path(), &request.disks, &goes_on)?;
+    let undo_disks = |error| {
+        // The error is what the operator must hear.
+        let _ = disks.remove(monitor);
+        error
+    };
     let gates =
-        Gates::install(monitor, &fit.nics, directory.path(), request.most_waiting_bytes, &guard.may_say())?;
+        Gates::install(monitor, &fit.nics, directory.path(), request.most_waiting_bytes, &guard.may_say());
+    let gates = gates.map_err(undo_disks)?;
     let changed = monitor
         .with(|vm| fit.settings.change(vm, &check::capabilities(request), &check::parameters(request)));
     let changed = match changed {
@@ -336,12 +399,11 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
         Err(error) => {
             // The refusal is what the operator must hear.
             let _ = gates.remove(monitor);
-            return Err(error);
+            return Err(undo_disks(error));
         }
     };
-    guard.set_relay(relay);
     guard.set_gates(gates);
-    Ok(Undo { changed, _directory: directory })
+    Ok(Undo { changed, disks, _directory: directory })
 }
 
 fn not_greeted(request: &ProtectRequest, error: ContactError) -> DriveError {

@@ -140,7 +140,7 @@ impl PrimaryContact {
         if state().is_final() {
             return;
         }
-        self.runner.note(why);
+        self.runner.note_end(why);
         self.runner.tell(event);
     }
 
@@ -262,7 +262,7 @@ impl PrimaryContact {
 
     fn send(&self, message: Message) {
         if let Err(why) = self.runner.link.send(message) {
-            self.runner.note(why);
+            self.runner.note_end(why);
             self.runner.tell(Event::ConnectionLost);
         }
     }
@@ -304,5 +304,8 @@ impl Machine for Primary {
     }
     fn deadline(&self) -> Option<Duration> {
         Self::deadline(self)
+    }
+    fn is_over(&self) -> bool {
+        Self::state(self).is_final()
     }
 }

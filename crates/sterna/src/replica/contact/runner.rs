@@ -1,5 +1,6 @@
 //! What both sides have in common: the thread that performs a machine's actions, and the ones that work beside it.
 
+use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,9 @@ use crate::threads;
 
 /// How long the control thread sleeps at most when nothing is due.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Texts that are remembered as logged.
+const LOGGED: usize = 16;
 
 /// The arbiter's claim of this protection's generation, for this side.
 pub trait Claims: Send + Sync {
@@ -47,6 +51,8 @@ pub(super) struct Runner<M: Machine> {
     pub(super) link: Link,
     pub(super) claims: Arc<dyn Claims>,
     pub(super) trouble: parking_lot::Mutex<Option<String>>,
+    /// What was logged last, so that what is tried again and again is logged once.
+    logged: parking_lot::Mutex<VecDeque<String>>,
     /// Nobody performs actions any more: as if this side had died.
     is_abandoned: AtomicBool,
 }
@@ -60,8 +66,8 @@ where
 {
     pub(super) fn new(machine: M, link: Link, claims: Arc<dyn Claims>) -> Arc<Self> {
         let driver = Driver::new(machine, |_: &M| {});
-        let (trouble, is_abandoned) = Default::default();
-        Arc::new(Self { driver, link, claims, trouble, is_abandoned })
+        let (trouble, logged, is_abandoned) = Default::default();
+        Arc::new(Self { driver, link, claims, trouble, logged, is_abandoned })
     }
 
     /// From now on this side is silent and does nothing, as if it had died.
@@ -79,12 +85,25 @@ where
 
     /// Notes what an operator should know.
     pub(super) fn note(&self, trouble: impl ToString) {
-        let trouble = Some(trouble.to_string());
-        let mut last = self.trouble.lock();
-        // An arbiter that is out of reach is asked again and again.
-        if *last != trouble {
+        let trouble = trouble.to_string();
+        let mut logged = self.logged.lock();
+        // An arbiter that is out of reach is asked again and again, and so is a guest that does not stop.
+        if !logged.contains(&trouble) {
             tracing::warn!(trouble, "a protection");
-            *last = trouble;
+            if logged.len() == LOGGED {
+                logged.pop_front();
+            }
+            logged.push_back(trouble.clone());
+        }
+        drop(logged);
+        *self.trouble.lock() = Some(trouble);
+    }
+
+    /// Notes that a connection has ended. Behind the protection's end that is no trouble: the other side closes what is not needed any more.
+    pub(super) fn note_end(&self, why: impl ToString) {
+        match self.driver.inspect(M::is_over) {
+            true => tracing::debug!(why = why.to_string(), "behind the end of a protection"),
+            false => self.note(why),
         }
     }
 
@@ -145,7 +164,7 @@ where
                     let is_peers = matches!(why, ContactError::Wire(_));
                     // What this side has ended would hide why.
                     if !self.link.is_closed() {
-                        self.note(why);
+                        self.note_end(why);
                     }
                     return self.tell(if is_peers { misbehaved } else { lost });
                 }

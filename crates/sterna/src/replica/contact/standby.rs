@@ -148,7 +148,7 @@ impl StandbyContact {
 
     /// What brings the checkpoints failed: [`Event::ConnectionLost`], [`Event::PeerMisbehaved`] or [`Event::LocalFailure`].
     pub fn failed(&self, why: impl ToString, event: Event) {
-        self.runner.note(why);
+        self.runner.note_end(why);
         self.runner.tell(event);
     }
 
@@ -253,7 +253,7 @@ impl StandbyContact {
 
     fn send(&self, message: Message) {
         if let Err(why) = self.runner.link.send(message) {
-            self.runner.note(why);
+            self.runner.note_end(why);
             self.runner.tell(Event::ConnectionLost);
         }
     }
@@ -283,5 +283,8 @@ impl Machine for Standby {
     }
     fn deadline(&self) -> Option<Duration> {
         Self::deadline(self)
+    }
+    fn is_over(&self) -> bool {
+        Self::state(self).is_final()
     }
 }

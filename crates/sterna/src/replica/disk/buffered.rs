@@ -6,8 +6,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sterna_transport::Channel;
 
+use super::budget::Budget;
+use super::file::{DiskFile, StandbyDisk};
 use super::overlay::{Overlay, Written};
-use super::{Budget, DiskFile, StandbyDisk};
 use crate::error::MigrationError;
 
 /// A disk of the guest's.
@@ -139,7 +140,7 @@ impl Disk {
                     self.budget.give_back(before + room - state.epoch.bytes());
                     Ok(())
                 } else {
-                    let (disk, limit_bytes) = (self.name.clone(), self.budget.limit_bytes);
+                    let (disk, limit_bytes) = (self.name.clone(), self.budget.limit_bytes());
                     Err(MigrationError::DiskBufferFull { disk, limit_bytes })
                 }
             }

@@ -1,4 +1,4 @@
-//! The guest's disks at its standby (`specs/replica.md §5`).
+//! The guest's disks at its standby (`specs/replica.md §6`).
 //!
 //! The primary writes to each of them by NBD, beside its own. While the guest is seeded what is written goes to the disk's file. From then
 //! on it is buffered. All writes of an epoch are acknowledged before its checkpoint is sent, so the buffer is cut at the moment at which
@@ -7,64 +7,28 @@
 //! | module | contains |
 //! | --- | --- |
 //! | `buffered` | one disk: file, buffer, connection |
+//! | `file`, `budget` | its content, and what buffers may take |
 //! | `overlay` | what was written of an epoch |
 //! | `serve` | the NBD server |
 
+mod budget;
 mod buffered;
+mod file;
 mod overlay;
 mod serve;
 
-use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use sterna_transport::Channel;
 
 use crate::error::MigrationError;
+use budget::Budget;
 use buffered::Disk;
+pub use file::{DiskFile, StandbyDisk};
 
 /// Connections for which disk they are is not known yet, beside one for each disk.
 const STRANGERS: usize = 16;
-
-/// Where a disk's content lies. Several threads use it.
-pub trait DiskFile: Send + Sync {
-    /// The disk's length, which does not change.
-    fn len_bytes(&self) -> u64;
-    /// Reads from byte `at` on.
-    ///
-    /// # Errors
-    /// The host's.
-    fn read_at(&self, to: &mut [u8], at: u64) -> io::Result<()>;
-    /// Writes from byte `at` on.
-    ///
-    /// # Errors
-    /// The host's.
-    fn write_at(&self, from: &[u8], at: u64) -> io::Result<()>;
-    /// Makes bytes zero.
-    ///
-    /// # Errors
-    /// The host's.
-    fn make_zero(&self, at: u64, length: u64) -> io::Result<()>;
-    /// What was written outlives this host's power.
-    ///
-    /// # Errors
-    /// The host's.
-    fn sync(&self) -> io::Result<()>;
-    /// Nothing more is read or written here: another program may use it.
-    ///
-    /// # Errors
-    /// The host's.
-    fn release(&self) -> io::Result<()>;
-}
-
-/// A disk of the guest's, as its standby has it.
-#[derive(Clone)]
-pub struct StandbyDisk {
-    /// By which the primary asks for it: the NBD export's name.
-    pub name: String,
-    /// Its content.
-    pub file: Arc<dyn DiskFile>,
-}
 
 /// All disks of a standby.
 pub(super) struct Disks {
@@ -73,33 +37,6 @@ pub(super) struct Disks {
     budget: Arc<Budget>,
     /// Whom to tell that a disk's writes come no more.
     on_lost: OnceLock<Box<dyn Fn(MigrationError) + Send + Sync>>,
-}
-
-/// Bytes that buffers may take, over all disks.
-pub(super) struct Budget {
-    limit_bytes: u64,
-    used: AtomicU64,
-    most: AtomicU64,
-}
-
-impl Budget {
-    pub(super) fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes, used: AtomicU64::new(0), most: AtomicU64::new(0) }
-    }
-
-    /// Takes so much, if it is there.
-    fn take(&self, bytes: u64) -> bool {
-        let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit_bytes);
-        let Ok(before) = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits) else {
-            return false;
-        };
-        self.most.fetch_max(before + bytes, Ordering::AcqRel);
-        true
-    }
-
-    fn give_back(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Ordering::AcqRel);
-    }
 }
 
 impl Disks {
@@ -119,7 +56,7 @@ impl Disks {
 
     /// The most that buffers took.
     pub(super) fn most_bytes(&self) -> u64 {
-        self.budget.most.load(Ordering::Acquire)
+        self.budget.most()
     }
 
     /// Serves a connection that has said that it is for a disk, from its NBD handshake on.

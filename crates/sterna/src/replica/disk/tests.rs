@@ -1,5 +1,6 @@
 //! Disks over a connection, as a primary's QEMU uses them.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -135,7 +136,7 @@ fn file_has_what_a_held_checkpoint_wrote_and_nothing_else() {
     client.write(512, 5);
     lab.disks.take_over().unwrap();
     assert_eq!((lab.byte(0), lab.byte(4096), lab.byte(4196), lab.byte(512)), (4, 0, 3, 0));
-    assert_eq!(lab.disks.budget.used.load(Ordering::Acquire), 0);
+    assert_eq!(lab.disks.budget.used(), 0);
     assert!(client.0.read_some(&mut [0]).is_ok_and(|length| length == 0), "it is closed");
     assert!(lab.lost.lock().is_none(), "what this side has ended is no loss");
 }

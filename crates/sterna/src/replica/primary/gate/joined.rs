@@ -1,11 +1,7 @@
 //! Several gates of one guest as one.
 
 use std::sync::Arc;
-<<<<<<< HEAD
-use std::time::Instant;
-=======
 use std::time::{Duration, Instant};
->>>>>>> machine
 
 use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
 use crate::device_stream::AskCheckpoint;

@@ -3,11 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-<<<<<<< HEAD
-use std::time::Instant;
-=======
 use std::time::{Duration, Instant};
->>>>>>> machine
 
 use parking_lot::{Condvar, Mutex, RwLock};
 

@@ -1,0 +1,48 @@
+//! `--disk NODE[=NAME]`, and how far its copying is.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sterna_qmp::drive::protect::{DiskCopy, ProtectedDisk};
+
+use crate::interrupts::Interrupts;
+use crate::{terminal, units};
+
+/// Between two lines.
+const LINE: Duration = Duration::from_secs(1);
+
+/// Reads it.
+pub fn parse(text: &str) -> Result<ProtectedDisk, String> {
+    let (node, export) = text.split_once('=').unwrap_or((text, text));
+    if node.is_empty() || export.is_empty() {
+        return Err("write NODE or NODE=NAME".to_owned());
+    }
+    Ok(ProtectedDisk { node: node.to_owned(), export: export.to_owned() })
+}
+
+/// Prints a line a second. Ctrl-C cancels.
+pub fn progress(interrupts: &Interrupts, is_json: bool) -> Arc<dyn Fn(DiskCopy) -> bool + Send + Sync> {
+    let (interrupts, first) = (interrupts.clone(), interrupts.count());
+    let due = parking_lot::Mutex::new(Instant::now());
+    Arc::new(move |copy| {
+        let mut due = due.lock();
+        if Instant::now() >= *due {
+            *due = Instant::now() + LINE;
+            terminal::print(&line(is_json, copy));
+        }
+        interrupts.count() == first
+    })
+}
+
+fn line(is_json: bool, copy: DiskCopy) -> String {
+    let DiskCopy { copied_bytes, total_bytes } = copy;
+    if is_json {
+        let value = json!({
+            "schema": "sterna-protect", "version": 1, "state": "copying disks",
+            "disk_copied_bytes": copied_bytes, "disk_total_bytes": total_bytes,
+        });
+        return format!("{value}\n");
+    }
+    format!("copying     disks, {} of {}\n", units::bytes(copied_bytes), units::bytes(total_bytes))
+}

@@ -1,0 +1,201 @@
+//! A disk that the primary writes at the standby, too.
+
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use sterna_interop::{
+    DONE_ADDRESS, Failure, Guest, NUMBER_ADDRESS, Qemu, Root, SCRIBE_BYTES, scribe_devices, scribe_disks,
+    scribed, sterna, sterna_does,
+};
+
+use super::command::{Protect, Started};
+use super::lab::{Lab, wait, word_in};
+
+/// A guest that writes its disk, and both commands beside it.
+struct Sides {
+    lab: Lab,
+    standby: Started,
+    protect: Protect,
+    name: String,
+}
+
+fn words(error: impl std::fmt::Display) -> Failure {
+    error.to_string()
+}
+
+impl Sides {
+    fn at(&self, what: &str) -> PathBuf {
+        self.lab.directory.path().join(format!("{what}{}", self.name))
+    }
+
+    /// The standby's file of the disk.
+    fn file(&self) -> PathBuf {
+        self.at("disk")
+    }
+
+    fn begin(lab: Lab, name: &str, more_standby: &[&str], more: &[&str]) -> Result<Self, Failure> {
+        let (standby, arbiter, socket) = standby(&lab, name, more_standby)?;
+        let at = |what: &str| lab.directory.path().join(format!("{what}{name}")).display().to_string();
+        let qemu = lab.primary.operator_socket().display().to_string();
+        let mut command = sterna();
+        command.args(["protect", &qemu, &socket, &arbiter, "--lease=3s", "--json", "--disk=q0=data"]);
+        command.arg(format!("--qmp=unix:{}", at("control"))).args(more);
+        let mut process = command.stdout(Stdio::piped()).spawn().map_err(words)?;
+        let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
+        let protect = Protect { process, lines, socket: at("control") };
+        Ok(Self { lab, standby, protect, name: name.to_owned() })
+    }
+
+    fn primary_disk(&self) -> PathBuf {
+        let [_, data] = scribe_disks(self.lab.primary.directory());
+        data
+    }
+
+    /// The standby's file is the disk of the guest in the image, which counts on from there.
+    fn goes_on(&self, root: &Root) -> Result<(), Failure> {
+        let image = self.at("image");
+        let (begun, done) = (word_in(&image, NUMBER_ADDRESS)?, word_in(&image, DONE_ADDRESS)?);
+        let last = scribed(&self.file())?;
+        if done < 50 || !(done..=begun).contains(&last) {
+            return Err(format!(
+                "the guest had written up to {done} and begun {begun}, and its disk has {last}"
+            ));
+        }
+        let [boot, _] = scribe_disks(self.lab.primary.directory());
+        let file = format!("file,node-name=f0,filename={}", self.file().display());
+        let mut survivor = Qemu::builder(root)
+            .memory_mib(32)
+            .args(&["-blockdev", &file, "-blockdev", "raw,node-name=q0,file=f0"])
+            .args(&scribe_devices(&boot, "q0").iter().map(String::as_str).collect::<Vec<_>>())
+            .incoming_defer()
+            .spawn()?;
+        survivor.capabilities(&["mapped-ram"])?;
+        survivor.incoming(&format!("file:{}", image.display()))?;
+        survivor.wait_for_status("running")?;
+        writes_on(&self.file(), 300)
+    }
+}
+
+/// A standby with a disk, the arbiter of both sides, and where it listens.
+fn standby(lab: &Lab, name: &str, more: &[&str]) -> Result<(Started, String, String), Failure> {
+    let at = |what: &str| lab.directory.path().join(format!("{what}{name}")).display().to_string();
+    let claims = lab.directory.path().join("claims");
+    std::fs::create_dir_all(&claims).map_err(words)?;
+    let (arbiter, socket) = (format!("--arbiter=file:{}", claims.display()), at("both"));
+    // What it had before is replaced.
+    std::fs::write(at("disk"), vec![0xaa; SCRIBE_BYTES as usize]).map_err(words)?;
+    let mut command = sterna();
+    command.args(["standby", &format!("listen:unix:{socket}"), "--image", &at("image"), &arbiter]);
+    command.args(["--fence=/bin/true", "--json", &format!("--qmp=unix:{}", at("standby"))]);
+    command.args(["--disk", &format!("data={}", at("disk"))]).args(more);
+    let standby = Started(command.stdout(Stdio::null()).spawn().map_err(words)?);
+    wait("the standby's socket", || std::os::unix::net::UnixStream::connect(&socket).ok())?;
+    Ok((standby, arbiter, format!("unix:{socket}")))
+}
+
+/// Waits until a guest has written so many sectors more.
+fn writes_on(disk: &Path, count: u32) -> Result<(), Failure> {
+    // Read while it is written, it may be of two moments.
+    let last = || scribed(disk).ok();
+    let first = wait("a disk of one moment", last)?;
+    wait("more writes", || last().filter(|last| *last >= first + count)).map(drop)
+}
+
+fn scribe(root: &Root) -> Result<Lab, Failure> {
+    let lab = Lab::new(root, Guest::Scribe, &[])?;
+    let [_, data] = scribe_disks(lab.primary.directory());
+    writes_on(&data, 300)?;
+    Ok(lab)
+}
+
+/// What an operator sees of a QEMU's disks.
+fn nodes(primary: &mut Qemu) -> Result<[Value; 2], Failure> {
+    let mut named = primary.execute("query-named-block-nodes", json!({"flat": true}))?;
+    for node in named.as_array_mut().into_iter().flatten() {
+        // It is written meanwhile.
+        node["image"]["actual-size"] = Value::Null;
+        node["image"]["dirty-flag"] = Value::Null;
+    }
+    Ok([named, primary.execute("query-jobs", Value::Null)?])
+}
+
+#[test]
+fn disk_of_a_killed_qemu_is_that_of_the_last_held_checkpoint() -> Result<(), Failure> {
+    let test = "disk_of_a_killed_qemu_is_that_of_the_last_held_checkpoint";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    for (delay, channels, is_planned) in
+        [("50", None, false), ("10", Some("--channels=2"), false), ("200", None, true)]
+    {
+        let both = Vec::from_iter(channels);
+        let protect = [&both[..], &["--checkpoint-delay", delay]].concat();
+        let mut sides = Sides::begin(scribe(&root)?, "first", &both, &protect)?;
+        sides.protect.until_protected()?;
+        writes_on(&sides.primary_disk(), 300)?;
+
+        if is_planned {
+            sterna_does(&["takeover", &sides.at("standby").display().to_string(), "--planned"])?;
+        } else {
+            sides.lab.primary.kill();
+        }
+
+        assert_eq!(sides.protect.end()?.code(), Some(if is_planned { 0 } else { 1 }));
+        let status = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
+        assert!(status.success(), "{status}");
+        sides.goes_on(&root).map_err(|why| format!("delay {delay}: {why}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn protection_with_a_disk_leaves_qemus_block_nodes_as_they_were() -> Result<(), Failure> {
+    let test = "protection_with_a_disk_leaves_qemus_block_nodes_as_they_were";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = scribe(&root)?;
+    let before = nodes(&mut lab.primary)?;
+    for name in ["unprotected", "lost"] {
+        let mut sides = Sides::begin(lab, name, &[], &[])?;
+        sides.protect.until_protected()?;
+        assert_ne!(nodes(&mut sides.lab.primary)?, before);
+
+        if name == "lost" {
+            sides.standby.0.kill().map_err(words)?;
+        } else {
+            sterna_does(&["unprotect", &sides.protect.socket])?;
+        }
+
+        let end = sides.protect.line(|line| line["state"] == "alone")?;
+        assert_eq!((&end["runs_here"], &end["left"]), (&json!(true), &json!([])));
+        assert_eq!(sides.protect.end()?.code(), Some(if name == "lost" { 1 } else { 0 }));
+        assert_eq!(nodes(&mut sides.lab.primary)?, before);
+        writes_on(&sides.primary_disk(), 300)?;
+        lab = sides.lab;
+    }
+    Ok(())
+}
+
+#[test]
+fn disk_that_cannot_go_to_the_standby_is_refused_in_one_sentence() -> Result<(), Failure> {
+    let test = "disk_that_cannot_go_to_the_standby_is_refused_in_one_sentence";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = scribe(&root)?;
+    let before = nodes(&mut lab.primary)?;
+    let (_standby, arbiter, socket) = standby(&lab, "", &[])?;
+    let qemu = lab.primary.operator_socket().display().to_string();
+    for (disk, word) in [
+        ("--disk=p0=data", "quorum"),
+        ("--disk=nothing=data", "no block node nothing"),
+        ("--disk=q0=other", "called other"),
+    ] {
+        let refused = sterna_does(&["protect", &qemu, &socket, disk, &arbiter]).unwrap_err();
+        assert!(refused.contains(word), "{disk}: {refused}");
+        assert_eq!(nodes(&mut lab.primary)?, before, "{disk}");
+    }
+    // A guest whose disk does not come is not taken.
+    let refused = sterna_does(&["protect", &qemu, &socket, &arbiter]).unwrap_err();
+    assert!(refused.contains("runs on here"), "{refused}");
+    assert_eq!(nodes(&mut lab.primary)?, before);
+    let [_, data] = scribe_disks(lab.primary.directory());
+    writes_on(&data, 300)
+}
