@@ -106,6 +106,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     let checked = check(arguments).and_then(|()| request(arguments, protection));
     let mut monitor = match Monitor::connect(&arguments.socket) {
         Ok(monitor) => monitor,
+        // Such a line is for a Sterna VM.
+        Err(stop) if arguments.standby_qmp.is_some() => return Err(stop),
         Err(stop) => return Err(checked.err().unwrap_or(stop)),
     };
     if monitor.is_sterna() {
