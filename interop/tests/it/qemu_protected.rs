@@ -161,7 +161,7 @@ impl Protected {
         ];
         arguments.extend_from_slice(more);
         let mut command = Command::start(&arguments)?;
-        wait("the standby's socket", || directory.join("standby").exists())?;
+        wait("the standby's socket", || sterna_interop::is_listening(&directory.join("standby")))?;
         let heart = Heart::begin(&directory.join("standby"), PROTECTION, &secret())?;
         primary.capabilities(&["x-colo", "return-path"])?;
         primary
@@ -369,7 +369,7 @@ fn image_that_cannot_be_made_does_not_cost_the_checkpoint() -> Result<(), Failur
         "--json".to_owned(),
     ];
     let mut command = Command::start(&arguments)?;
-    wait("the standby's socket", || directory.join("standby").exists())?;
+    wait("the standby's socket", || sterna_interop::is_listening(&directory.join("standby")))?;
     primary.capabilities(&["x-colo", "return-path"])?;
     primary.parameters(json!({"max-bandwidth": 0, "downtime-limit": 10_000, "x-checkpoint-delay": 50}))?;
     primary.start_migration(&format!("unix:{}", at("standby")))?;

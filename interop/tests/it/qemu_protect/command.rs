@@ -164,7 +164,9 @@ fn both(lab: &mut Lab, name: &str) -> Result<(Started, Protect), Failure> {
     standby.args(["standby", &format!("listen:unix:{socket}"), "--image", &at("image"), &arbiter]);
     standby.args(["--fence=/bin/true", "--channels=2", "--json", &format!("--qmp=unix:{}", at("standby"))]);
     let standby = Started(standby.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?);
-    wait("the standby's socket", || std::path::Path::new(&socket).exists().then_some(()))?;
+    wait("the standby's socket", || {
+        sterna_interop::is_listening(std::path::Path::new(&socket)).then_some(())
+    })?;
     let (qemu, socket) = (lab.primary.operator_socket().display().to_string(), format!("unix:{socket}"));
     let mut protect = sterna();
     protect.args(["protect", &qemu, &socket, &arbiter, "--channels=2", "--lease=3s", "--json"]);
