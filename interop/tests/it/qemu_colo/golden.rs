@@ -23,7 +23,10 @@ fn words(error: impl std::fmt::Display) -> Failure {
 
 /// Who said what, in order; what one side said at a stretch is one piece.
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Vec<(u8, Vec<u8>)>>>);
+struct Recorder(Arc<Mutex<Vec<Piece>>>);
+
+/// Who, and what.
+type Piece = (u8, Vec<u8>);
 
 impl Recorder {
     /// Copies one connection that comes to `from` on to `to`.

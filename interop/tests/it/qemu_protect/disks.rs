@@ -91,7 +91,8 @@ fn standby(lab: &Lab, name: &str, more: &[&str]) -> Result<(Started, String, Str
     command.args(["--fence=/bin/true", "--json", &format!("--qmp=unix:{}", at("standby"))]);
     command.args(["--disk", &format!("data={}", at("disk"))]).args(more);
     let said = std::fs::File::create(at("said")).map_err(words)?;
-    let standby = Started(command.stdout(said).spawn().map_err(words)?);
+    let standby =
+        Started(command.stdout(said.try_clone().map_err(words)?).stderr(said).spawn().map_err(words)?);
     wait("the standby's socket", || sterna_interop::is_listening(Path::new(&socket)).then_some(()))?;
     Ok((standby, arbiter, format!("unix:{socket}")))
 }
@@ -187,7 +188,9 @@ fn qemu_that_waits_goes_on_with_the_standbys_disk() -> Result<(), Failure> {
     let status = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
     assert!(status.success(), "{status}");
     let text = std::fs::read_to_string(sides.at("said")).map_err(words)?;
-    let end: Value = serde_json::from_str(text.lines().last().unwrap_or_default()).map_err(words)?;
+    let end: Value =
+        serde_json::from_str(text.lines().rfind(|line| line.starts_with('{')).unwrap_or_default())
+            .map_err(words)?;
     let process = end["process"].as_u64().ok_or_else(|| format!("no process in {end}"))?;
     let ours = Ours(process as u32);
     writes_on(&file, 300)?;
@@ -230,6 +233,41 @@ fn protection_with_a_disk_leaves_qemus_block_nodes_as_they_were() -> Result<(), 
         assert_eq!((&end["runs_here"], &end["left"]), (&json!(true), &json!([])));
         assert_eq!(sides.protect.end()?.code(), Some(if name == "lost" { 1 } else { 0 }));
         assert_eq!(nodes(&mut sides.lab.primary)?, before);
+        writes_on(&sides.primary_disk(), 300)?;
+        lab = sides.lab;
+    }
+    Ok(())
+}
+
+#[test]
+fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
+    let test = "disk_that_is_lost_ends_the_protection_by_name";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = scribe(&root)?;
+    let before = nodes(&mut lab.primary)?;
+    // The operator takes it out of QEMU; the guest writes more than may be buffered.
+    for (name, limit, delay, status) in [("taken", "1G", "50", 6), ("full", "64K", "5000", 1)] {
+        let limit = format!("--disk-limit={limit}");
+        let mut sides = Sides::begin(lab, name, &[&limit], &["--checkpoint-delay", delay])?;
+        if name == "taken" {
+            sides.protect.until_protected()?;
+            let child = json!({"parent": "q0", "child": "children.1"});
+            sides.lab.primary.execute("x-blockdev-change", child)?;
+            sides.lab.primary.execute("blockdev-del", json!({"node-name": "sterna-disk0"}))?;
+        }
+
+        let end = sides.protect.line(|line| line.get("runs_here").is_some())?;
+
+        assert_eq!(end["runs_here"], json!(true), "{end}");
+        let why = end["lost_because"].as_str().unwrap_or_default();
+        assert!(why.contains("for a disk"), "{name}: {end}");
+        assert_eq!(sides.protect.end()?.code(), Some(1));
+        let ended = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
+        assert_eq!(ended.code(), Some(status), "{name}");
+        let said = std::fs::read_to_string(sides.at("said")).map_err(words)?;
+        let word = if name == "taken" { "disk data has ended" } else { "buffer's limit of 65536 bytes" };
+        assert!(said.contains(word), "{name}: {said}");
+        assert_eq!(nodes(&mut sides.lab.primary)?, before, "{name}");
         writes_on(&sides.primary_disk(), 300)?;
         lab = sides.lab;
     }

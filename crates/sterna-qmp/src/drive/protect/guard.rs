@@ -365,6 +365,8 @@ impl Steps for Guard {
             std::thread::sleep(Duration::from_millis(2));
         }
         if contact.state().outcome.is_none() {
+            // The contact's own end follows, and would hide why.
+            self.lost_because.get_or_init(|| why.clone());
             contact.failed(why, event);
         }
     }
