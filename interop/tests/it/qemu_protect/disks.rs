@@ -275,6 +275,31 @@ fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
 }
 
 #[test]
+fn protect_that_was_killed_can_be_given_again_with_its_disk() -> Result<(), Failure> {
+    let test = "protect_that_was_killed_can_be_given_again_with_its_disk";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let lab = scribe(&root)?;
+    let mut sides = Sides::begin(lab, "killed", &[], &[])?;
+    sides.protect.until_protected()?;
+    // The standby would take the guest over.
+    sides.standby.0.kill().map_err(words)?;
+    sides.protect.process.kill().map_err(words)?;
+    sides.protect.process.wait().map_err(words)?;
+    let mut lab = sides.lab;
+    lab.primary.execute("x-colo-lost-heartbeat", Value::Null)?;
+    lab.primary.wait_for_status("running")?;
+
+    let mut sides = Sides::begin(lab, "again", &[], &[])?;
+    sides.protect.until_protected()?;
+    sides.lab.primary.kill();
+
+    assert_eq!(sides.protect.end()?.code(), Some(1));
+    let status = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
+    assert!(status.success(), "{status}");
+    sides.goes_on(&root)
+}
+
+#[test]
 fn disk_that_cannot_go_to_the_standby_is_refused_in_one_sentence() -> Result<(), Failure> {
     let test = "disk_that_cannot_go_to_the_standby_is_refused_in_one_sentence";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };

@@ -44,6 +44,7 @@ pub(super) struct Guard {
     /// What of the last checkpoint's output did not leave, as a sentence.
     left_unsaid: OnceLock<String>,
     delay_ms: u64,
+    lease: Duration,
     last: Mutex<Last>,
     changed: Condvar,
     /// Held by who stops the guest or starts it.
@@ -65,7 +66,7 @@ enum Last {
 }
 
 impl Guard {
-    pub(super) fn new(monitor: Monitor, delay: Duration) -> Self {
+    pub(super) fn new(monitor: Monitor, delay: Duration, lease: Duration) -> Self {
         Self {
             monitor,
             contact: Arc::default(),
@@ -76,6 +77,7 @@ impl Guard {
             shared_disk: OnceLock::new(),
             left_unsaid: OnceLock::new(),
             delay_ms: delay.as_millis() as u64,
+            lease,
             last: Mutex::new(Last::NotWanted),
             changed: Condvar::new(),
             hand: Mutex::default(),
