@@ -17,11 +17,12 @@ use crate::suite::built_program;
 use crate::workspace::root;
 
 /// Programs that make the first inputs, most of them out of the golden vectors; they are examples of these packages.
-const SEEDS: [(&str, &str); 4] = [
+const SEEDS: [(&str, &str); 5] = [
     ("fuzz-seeds", "sterna-wire"),
     ("image-seeds", "sterna-image"),
     ("vfio-user-seeds", "sterna-devices"),
     ("virtio-seeds", "sterna-fuzz"),
+    ("replica-seeds", "sterna-fuzz"),
 ];
 
 /// What `cargo xtask fuzz` was asked for.

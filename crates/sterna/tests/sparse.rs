@@ -69,6 +69,11 @@ fn sparse_guest_stays_sparse(bytes: u64, backing: Backing, tracking: Tracking, l
     assert!(at_most < GIB, "the process holds {at_most} bytes");
     assert!(stats.absent_pages * (PAGE_SIZE as u64) > bytes - GIB, "{} absent pages", stats.absent_pages);
     drop((migration, source, target));
+    // The last threads end a moment later.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while resident_of_process() >= before + (64 << 20) && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
     let after = resident_of_process();
     assert!(after < before + (64 << 20), "{before} bytes before, {after} after");
 }

@@ -64,7 +64,7 @@ impl Vm {
         let vm = Self::spawned(command)?;
         if let Some((socket, 0)) = wire {
             let until = Instant::now() + SOCKET_LIMIT;
-            while !socket.exists() {
+            while !crate::is_listening(socket) {
                 if Instant::now() > until {
                     return Err("qemu-system-x86_64 makes no socket for the wire".into());
                 }

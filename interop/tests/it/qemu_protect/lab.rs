@@ -15,7 +15,7 @@ use sterna::replica::{
 use sterna::{Address, Capabilities, Parameters, VmError};
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
-use sterna_interop::{Failure, Guest, NUMBER_ADDRESS, NUMBER_IN_FRAME, Qemu, Root};
+use sterna_interop::{Builder, Failure, Guest, NUMBER_ADDRESS, NUMBER_IN_FRAME, Qemu, Root};
 use sterna_qmp::Endpoint;
 use sterna_qmp::drive::Vm;
 use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
@@ -267,16 +267,27 @@ impl Lab {
         Ok(lab)
     }
 
+    /// The guest in an image goes on. What it says first stands behind what was heard of it before.
+    pub(super) fn talks_on(root: &Root, image: &Path, heard: u32) -> Result<(), Failure> {
+        let mut lab = Self::begun(Qemu::builder(root).memory_mib(32).guest(Guest::Talker).incoming_defer())?;
+        lab.network.last = heard;
+        lab.primary.capabilities(&["mapped-ram"])?;
+        lab.primary.incoming(&format!("file:{}", image.display()))?;
+        lab.network.hear_more(3)
+    }
+
     pub(super) fn new(root: &Root, guest: Guest, arguments: &[&str]) -> Result<Self, Failure> {
+        Self::begun(Qemu::builder(root).memory_mib(32).guest(guest).args(arguments))
+    }
+
+    fn begun(builder: Builder) -> Result<Self, Failure> {
         let directory =
             tempfile::Builder::new().prefix("sterna-").tempdir().map_err(|error| error.to_string())?;
         let place = directory.path().display().to_string();
         let network =
             UnixListener::bind(directory.path().join("network")).map_err(|error| error.to_string())?;
         let netdev = format!("stream,id=n0,server=off,addr.type=unix,addr.path={place}/network");
-        let builder =
-            Qemu::builder(root).memory_mib(32).guest(guest).args(arguments).args(&["-netdev", &netdev]);
-        let primary = builder.spawn()?;
+        let primary = builder.args(&["-netdev", &netdev]).spawn()?;
         let (stream, _) = network.accept().map_err(|error| error.to_string())?;
         let network = Network { stream, bytes: Vec::new(), last: 0 };
         Ok(Self { primary, network, directory, count: 0 })

@@ -208,7 +208,7 @@ impl Process {
 
     fn wait_for_socket(&mut self) -> Result<(), Failure> {
         let begin = Instant::now();
-        while !self.directory.path().join("socket").exists() {
+        while !sterna_interop::is_listening(&self.directory.path().join("socket")) {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("virtiofsd ended with {status}"));
             }

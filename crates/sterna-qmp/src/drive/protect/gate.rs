@@ -61,9 +61,6 @@ struct State {
     epoch: u64,
     waiting: VecDeque<Packet>,
     released_epoch: u64,
-    /// Packets that came in this epoch, and in the one before.
-    came: u64,
-    came_before: u64,
     is_open: bool,
     /// One is on its way to QEMU.
     is_leaving: bool,
@@ -97,8 +94,6 @@ impl OutputGate {
             epoch: 1,
             waiting: VecDeque::new(),
             released_epoch: 0,
-            came: 0,
-            came_before: 0,
             is_open: true,
             is_leaving: false,
             ended: None,
@@ -141,7 +136,6 @@ impl OutputGate {
     pub fn end_epoch(&self) -> u64 {
         let mut state = self.shared.state.lock();
         self.shared.drain(&mut state);
-        state.came_before = std::mem::take(&mut state.came);
         state.epoch += 1;
         state.epoch - 1
     }
@@ -181,11 +175,6 @@ impl OutputGate {
                 return state.waiting.is_empty() && !state.is_leaving;
             }
         }
-    }
-
-    /// Packets that came in the epoch that ended last.
-    pub(super) fn packets_of_last_epoch(&self) -> u64 {
-        self.shared.state.lock().came_before
     }
 
     /// Whether every packet of this epoch and earlier ones was handed to QEMU's socket.
@@ -268,7 +257,6 @@ impl Shared {
                 continue;
             }
             state.counts.waiting += 1;
-            state.came += 1;
             state.counts.waiting_bytes += size;
             state.waiting.push_back(packet);
         }

@@ -42,6 +42,7 @@ pub(super) struct Guard {
     /// What of the last checkpoint's output did not leave, as a sentence.
     left_unsaid: OnceLock<String>,
     delay_ms: u64,
+    lease: Duration,
     last: Mutex<Last>,
     changed: Condvar,
     /// Held by who stops the guest or starts it.
@@ -63,7 +64,7 @@ enum Last {
 }
 
 impl Guard {
-    pub(super) fn new(monitor: Monitor, delay: Duration) -> Self {
+    pub(super) fn new(monitor: Monitor, delay: Duration, lease: Duration) -> Self {
         Self {
             monitor,
             contact: Arc::default(),
@@ -74,6 +75,7 @@ impl Guard {
             shared_disk: OnceLock::new(),
             left_unsaid: OnceLock::new(),
             delay_ms: delay.as_millis() as u64,
+            lease,
             last: Mutex::new(Last::NotWanted),
             changed: Condvar::new(),
             hand: Mutex::default(),
@@ -357,6 +359,11 @@ impl Steps for Guard {
         if *self.last.lock() == Last::Stands {
             return;
         }
+        if contact.is_over_after_last_word() {
+            return;
+        }
+        // The contact's own end follows, and would hide why.
+        self.lost_because.get_or_init(|| why.clone());
         contact.failed(why, event);
     }
 }

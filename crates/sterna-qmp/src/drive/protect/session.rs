@@ -109,7 +109,7 @@ impl QemuProtection {
         let mut fit = check::check(&mut vm, &request, pid)?;
         let channel = reach(&request)?;
         let monitor = Monitor::new(vm)?;
-        let guard = Arc::new(Guard::new(monitor, request.checkpoint_delay));
+        let guard = Arc::new(Guard::new(monitor, request.checkpoint_delay, request.terms.lease));
         let terms = request.terms;
         let contact = PrimaryContact::begin(
             &channel,

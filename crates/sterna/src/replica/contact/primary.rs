@@ -128,20 +128,20 @@ impl PrimaryContact {
     }
 
     /// What carries the checkpoints failed, or the taking of one did.
-    ///
-    /// A standby that says its last word closes all connections, and the word comes by the contact's own. So this waits for it, for two
-    /// seconds at most, where the standby was asked for it.
     pub fn failed(&self, why: impl ToString, event: Event) {
+        self.runner.note_end(why);
+        self.runner.tell(event);
+    }
+
+    /// Whether all is over when another connection than the contact's ends. A standby that says its last word closes all of them, and the
+    /// word comes by the contact's own: this waits for it, for two seconds at most, where the standby was asked for it.
+    pub fn is_over_after_last_word(&self) -> bool {
         let until = Instant::now() + LAST_WORD_LIMIT;
         let state = || self.runner.driver.inspect(Primary::state);
         while state() == State::Ending && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
-        if state().is_final() {
-            return;
-        }
-        self.runner.note_end(why);
-        self.runner.tell(event);
+        state().is_final()
     }
 
     /// Ends the protection with the guest here.

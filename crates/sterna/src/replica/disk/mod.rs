@@ -93,11 +93,12 @@ impl Disks {
                 why
             }
         };
-        channel.shutdown();
         let lost = self.disks.iter().find_map(|disk| disk.ended(channel, &ended));
         if let (Some(why), Some(tell)) = (lost, self.on_lost.get()) {
             tell(why);
         }
+        // Not before: the primary closes everything then, and that would be taken for the reason.
+        channel.shutdown();
     }
 
     /// The guest was seeded, and stands: what comes from now on is buffered.

@@ -73,6 +73,8 @@ impl Overseer for PrimaryOverseer {
             Some(_) => Event::PeerMisbehaved,
             None => Event::ConnectionLost,
         };
-        self.contact.failed(error, event);
+        if !self.contact.is_over_after_last_word() {
+            self.contact.failed(error, event);
+        }
     }
 }

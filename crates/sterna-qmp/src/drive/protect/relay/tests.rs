@@ -51,8 +51,9 @@ struct Lab {
     go: Sender<bool>,
     qemu: UnixStream,
     standby: UnixStream,
+    listener: UnixListener,
     _recorder: Arc<Recorder>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 fn lab() -> Lab {
@@ -70,7 +71,7 @@ fn lab() -> Lab {
         end.set_read_timeout(Some(PATIENCE)).unwrap();
     }
     assert_eq!(read(&mut standby), *b"QEVM");
-    Lab { relay, steps, go, qemu, standby, _recorder: recorder, _directory: directory }
+    Lab { relay, steps, go, qemu, standby, listener, _recorder: recorder, directory }
 }
 
 fn read<const N: usize>(from: &mut UnixStream) -> [u8; N] {
@@ -87,6 +88,22 @@ impl Lab {
     /// The next step.
     fn step(&self) -> String {
         self.steps.recv_timeout(PATIENCE).unwrap()
+    }
+
+    /// QEMU's end of a disk's connection, and the standby's.
+    fn disk(&self) -> (UnixStream, UnixStream) {
+        let path = self.directory.path().join("disk");
+        self.relay.listen_for_disk(&path).unwrap();
+        let mut qemu = UnixStream::connect(&path).unwrap();
+        let (mut standby, _) = self.listener.accept().unwrap();
+        for end in [&qemu, &standby] {
+            end.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        assert_eq!(read(&mut standby), *b"STND\0\0\0\x01");
+        // Both directions, which also shows that the relay has it.
+        standby.write_all(b"NBDMAGIC").unwrap();
+        assert_eq!(read(&mut qemu), *b"NBDMAGIC");
+        (qemu, standby)
     }
 
     fn hears_nothing(&mut self) {
@@ -220,4 +237,45 @@ fn second_main_channel_is_refused() {
     second.write_all(b"QEVM").unwrap();
     let ended = lab.step();
     assert!(ended.contains("two main channels"), "{ended}");
+}
+
+#[test]
+fn standby_hears_nothing_that_qemu_says_after_it_has_lost_a_disk() {
+    // The standby's side of the disk ends.
+    let mut lab = lab();
+    let (mut qemu, standby) = lab.disk();
+    drop(standby);
+    assert_eq!(qemu.read(&mut [0; 1]).unwrap(), 0, "QEMU learns it");
+    // The stream was closed before: this goes nowhere.
+    let _ = lab.qemu.write_all(b"VMSTATE_SEND");
+    let mut heard = Vec::new();
+    lab.standby.read_to_end(&mut heard).unwrap();
+    assert_eq!(heard, b"");
+    assert!(lab.step().contains("the connection for a disk"));
+
+    // QEMU's side ends, and QEMU goes on with its stream at once.
+    for _ in 0..50 {
+        let mut lab = self::lab();
+        let (qemu, _standby) = lab.disk();
+        drop(qemu);
+        let _ = lab.qemu.write_all(b"VMSTATE_SEND");
+        let mut heard = Vec::new();
+        lab.standby.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"");
+    }
+}
+
+#[test]
+fn disk_that_gets_no_answer_is_seen() {
+    let lab = lab();
+    let (mut qemu, mut standby) = lab.disk();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(lab.relay.disk_stalled(), Duration::ZERO, "nothing was asked");
+    qemu.write_all(b"a request").unwrap();
+    assert_eq!(read(&mut standby), *b"a request");
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(lab.relay.disk_stalled() >= Duration::from_millis(20));
+    standby.write_all(b"a reply").unwrap();
+    assert_eq!(read(&mut qemu), *b"a reply");
+    assert_eq!(lab.relay.disk_stalled(), Duration::ZERO);
 }

@@ -1,0 +1,196 @@
+//! Checkpoints as a whole standby takes them, over a socket: what a COLO primary says behind its seeding. The first byte chooses the size
+//! of pieces.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna::error::VmError;
+use sterna::replica::{
+    HeldDevice, HeldGuest, OperatorsWord, Standby, StandbyOptions, StandbyState, Survivor,
+};
+use sterna::{Address, Capabilities, Parameters};
+use sterna_wire::main::{
+    Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part,
+};
+use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::{PAGE_SIZE, WireError, vmdesc};
+
+const BLOCK: &str = "m0";
+const PAGES: usize = 16;
+const RAM: u32 = 1;
+/// A checkpoint may be too large for it.
+const JOURNAL: u64 = 128 << 10;
+/// Longer than any input takes, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Takes one input: whatever came, the last checkpoint that came whole can be taken over, and it is the same however its bytes arrived.
+pub fn target(data: &[u8]) {
+    let [piece, stream @ ..] = data else { return };
+    let whole = follow(stream, stream.len().max(1));
+    let pieces = follow(stream, 7 * usize::from(*piece) + 1);
+    assert_eq!(whole.number, pieces.number, "how the bytes arrive must not matter");
+    assert!(whole == pieces, "checkpoint {} differs by how its bytes arrived", whole.number);
+    if whole.number == 0 {
+        let seeded = (0..PAGES).flat_map(|page| [page as u8; PAGE_SIZE]).collect::<Vec<_>>();
+        assert!(whole.ram == seeded, "nothing of a checkpoint that is not held reaches RAM");
+    }
+}
+
+/// What was taken over.
+#[derive(PartialEq, Eq)]
+struct Held {
+    number: u64,
+    ram: Vec<u8>,
+    devices: Vec<HeldDevice>,
+}
+
+fn follow(stream: &[u8], piece: usize) -> Held {
+    let at = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
+    let options =
+        StandbyOptions { insecure: true, journal_limit_bytes: JOURNAL, ..StandbyOptions::default() };
+    let (parameters, capabilities) = (Parameters::default(), Capabilities::default());
+    let standby = Standby::listen(&at, &options, parameters, capabilities, Arc::new(())).expect("a listener");
+    let Address::Tcp { port, .. } = standby.address() else { unreachable!("it listens at TCP") };
+    let mut wire = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+    wire.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    wire.write_all(&seeding().expect("a sound seeding")).expect("a standby that listens");
+    // PONG, SHUT 0, READY.
+    wire.read_exact(&mut [0; 20]).expect("a guest that was taken");
+    // A standby that has refused something closes.
+    let _ = stream.chunks(piece).try_for_each(|piece| wire.write_all(piece));
+    let _ = wire.shutdown(Shutdown::Write);
+    let begin = Instant::now();
+    while !matches!(standby.state(), StandbyState::Lost(_)) {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", standby.state());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let number = standby.statistics().checkpoints;
+    let taken = Taken::default();
+    let held = standby.takeover_by(&taken, &OperatorsWord).expect("the last checkpoint");
+    assert_eq!(held.number, number);
+    taken.0.into_inner().expect("no other thread").expect("a guest")
+}
+
+/// Keeps the guest.
+#[derive(Default)]
+struct Taken(std::sync::Mutex<Option<Held>>);
+
+impl Survivor for Taken {
+    fn prepare(&self, guest: &HeldGuest) -> Result<(), VmError> {
+        let mut ram = vec![0; PAGES * PAGE_SIZE];
+        guest
+            .visit_pages(0, |page, content| {
+                ram[page as usize * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(content);
+                Ok::<_, sterna::MigrationError>(())
+            })
+            .map_err(|error| VmError::new("the guest", error))?;
+        let (number, devices) = (guest.checkpoint().number, guest.devices().to_vec());
+        *self.0.lock().expect("no other thread") = Some(Held { number, ram, devices });
+        Ok(())
+    }
+    fn start(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn discard(&self) {}
+}
+
+/// A machine with one block, whose pages are filled with their numbers, and two devices.
+fn seeding() -> Result<Vec<u8>, WireError> {
+    let mut out = Vec::new();
+    FileHeader.encode(&mut out);
+    Configuration { machine_type: "none".into(), ..Configuration::default() }.encode(&mut out)?;
+    Command::OpenReturnPath.encode(&mut out)?;
+    Command::Ping(1).encode(&mut out)?;
+    SectionHeader { id: RAM, name: "ram", instance: 0, version: 4 }.encode_start(&mut out)?;
+    BlockList { blocks: vec![BlockEntry::new(BLOCK, (PAGES * PAGE_SIZE) as u64)] }.encode(&mut out)?;
+    RamRecordWriter::eos(&mut out);
+    encode_footer(RAM, &mut out);
+    let pages: Vec<_> = (0..PAGES).map(|page| (page, page as u8)).collect();
+    ram(&pages, &mut out)?;
+    for (id, name, body) in devices(1) {
+        section(id, name, &body, &mut out)?;
+    }
+    encode_end(&mut out);
+    let listed: Vec<_> = devices(1)
+        .into_iter()
+        .map(|(_, name, body)| {
+            let fields = vec![vmdesc::Field::new("data", "buffer", body.len() as u64)];
+            vmdesc::Device { name: name.to_owned(), instance: 0, version: 1, fields }
+        })
+        .collect();
+    vmdesc::encode(&vmdesc::build("none", &listed), &mut out)?;
+    Ok(out)
+}
+
+/// END of RAM with these pages.
+fn ram(pages: &[(usize, u8)], out: &mut Vec<u8>) -> Result<(), WireError> {
+    let mut records = RamRecordWriter::new();
+    encode_section_part(RAM, true, out);
+    for &(page, fill) in pages {
+        records.page_header(0, BLOCK, (page * PAGE_SIZE) as u64, out)?;
+        out.extend_from_slice(&[fill; PAGE_SIZE]);
+    }
+    RamRecordWriter::eos(out);
+    encode_footer(RAM, out);
+    Ok(())
+}
+
+fn devices(state: u8) -> [(u32, &'static str, Vec<u8>); 2] {
+    let mut global = vec![0; 104];
+    (global[3], global[36]) = (8, 1);
+    global[4..11].copy_from_slice(b"running");
+    [(0, "timer", vec![state; 24]), (3, "globalstate", global)]
+}
+
+fn section(id: u32, name: &str, body: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
+    SectionHeader { id, name, instance: 0, version: 1 }.encode_full(out)?;
+    out.extend_from_slice(body);
+    encode_footer(id, out);
+    Ok(())
+}
+
+/// First inputs: no checkpoint, one, and three of which the last is cut off.
+///
+/// # Errors
+/// None: they are sound.
+pub fn seeds() -> Result<Vec<(&'static str, Vec<u8>)>, WireError> {
+    use sterna_wire::colo::Message;
+    let mut all = vec![90];
+    let mut seeds = vec![("none", all.clone())];
+    for number in 1..=3u8 {
+        Message::CheckpointRequest.encode(&mut all)?;
+        Message::VmstateSend.encode(&mut all)?;
+        ram(&[(usize::from(number), 0x40 + number), (9, number)], &mut all)?;
+        all.push(0);
+        let mut blob = Vec::new();
+        for (id, name, body) in devices(number) {
+            section(id, name, &body, &mut blob)?;
+        }
+        blob.push(0);
+        Message::VmstateSize { bytes: blob.len() as u64 }.encode(&mut all)?;
+        all.extend_from_slice(&blob);
+        match number {
+            1 => seeds.push(("one", all.clone())),
+            3 => seeds.push(("three", all[..all.len() - 9].to_vec())),
+            _ => {}
+        }
+    }
+    Ok(seeds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_bring_the_checkpoints_that_they_name() {
+        for (name, input) in seeds().unwrap() {
+            target(&input);
+            let held = follow(&input[1..], 1000);
+            let expected = ["none", "one", "three"].iter().position(|known| *known == name).unwrap();
+            assert_eq!(held.number, expected as u64, "{name}");
+        }
+    }
+}
