@@ -223,7 +223,7 @@ fn guest_with_a_disk_and_a_card_goes_on_where_its_last_checkpoint_was() {
             let _ = pair.ask("b", "stop");
             let (after, announcements) = pair.ear.heard();
 
-            assert!(said.len() > seen_before && before.len() > 100, "{} {}", said.len(), before.len());
+            assert!(said.len() > seen_before && before.len() > 3, "{} {}", said.len(), before.len());
             // Nobody has heard more than what goes on, and no packet twice.
             let all: Vec<_> = before.iter().chain(&after).copied().collect();
             assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "{:?} {:?}", before.last(), after.first());
