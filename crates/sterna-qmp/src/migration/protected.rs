@@ -105,6 +105,8 @@ impl Protection for ProtectedGuest {
             "last-pages": counts.last_pages,
             "device-bytes": counts.device_bytes,
             "unbuffered": counts.unbuffered,
+            "xbzrle-pages": counts.xbzrle.pages,
+            "xbzrle-bytes": counts.xbzrle.bytes,
             "pause-p50": seconds(counts.pause_p50),
             "pause-p99": seconds(counts.pause_p99),
             "pause-most": seconds(counts.pause_most),

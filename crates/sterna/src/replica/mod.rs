@@ -48,8 +48,8 @@ pub use contact::{
 };
 pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
 pub use primary::{
-    ByteGate, EpochGate, GateStatistics, Guardians, LEAST_CHECKPOINT_DELAY, MaySay, NoOutput, Primary,
-    PrimaryOptions, PrimaryStatistics, ProtectError,
+    ByteGate, DeltaStatistics, EpochGate, GateStatistics, Guardians, LEAST_CHECKPOINT_DELAY, MaySay,
+    NoOutput, Primary, PrimaryOptions, PrimaryStatistics, ProtectError,
 };
 pub use protected::ContactRules;
 pub use standby::{Standby, StandbyOptions, StandbyState, StandbyStatistics};

@@ -1,5 +1,7 @@
 //! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
 
+mod delta;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -144,6 +146,8 @@ struct Way {
     buffer_bytes: u64,
     bandwidth_bytes: u64,
     downtime_limit: Duration,
+    /// Checkpoints bring differences.
+    delta: bool,
     /// Every connection ends after so many pieces.
     cut_after: Option<i64>,
 }
@@ -157,6 +161,7 @@ const PLAIN: Way = Way {
     bandwidth_bytes: 0,
     // On a busy host the seeding would not converge within the default.
     downtime_limit: PATIENCE,
+    delta: false,
     cut_after: None,
 };
 
@@ -171,7 +176,7 @@ impl Way {
             downtime_limit: self.downtime_limit,
             ..params
         };
-        (params, capabilities)
+        (params, Capabilities { xbzrle: self.delta, ..capabilities })
     }
 }
 
@@ -212,6 +217,9 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         // Nothing is staged: the guest stands until all is sent.
         Way { buffer_bytes: 4096, ..PLAIN },
         Way { lanes: 2, buffer_bytes: 4096, ..PLAIN },
+        Way { delta: true, ..PLAIN },
+        Way { delta: true, zero_pages: sterna::ZeroPageDetection::None, ..PLAIN },
+        Way { delta: true, buffer_bytes: 4096, ..PLAIN },
     ];
     for way in ways {
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -248,14 +256,14 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
 
 #[test]
 fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
-    for lanes in [0, 2] {
+    for (lanes, delta) in [(0, false), (2, false), (0, true)] {
         let said = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&said);
         let gate =
             Arc::new(ByteGate::new(1 << 20, move |bytes| writes.lock().extend_from_slice(bytes)).unwrap());
         let terms = Terms { lease: Duration::from_secs(3), ..TERMS };
         // The interval after these is long: what is said in it is never held.
-        let pair = protect(writer(), &Way { lanes, ..PLAIN }, terms, gate.clone());
+        let pair = protect(writer(), &Way { lanes, delta, ..PLAIN }, terms, gate.clone());
         pair.wait_for_held(20);
         pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
         wait_for("the end of checkpoints", || {
@@ -407,6 +415,7 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
     for turn in 0..24 {
         let way = Way {
             lanes: [0, 2][turn % 2],
+            delta: turn % 4 == 0,
             cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
             ..PLAIN
         };
