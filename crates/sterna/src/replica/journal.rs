@@ -249,7 +249,11 @@ mod tests {
     }
 
     fn guest() -> GuestRam {
-        let length = PAGES * PAGE_SIZE as u64;
+        guest_of(PAGES)
+    }
+
+    fn guest_of(pages: u64) -> GuestRam {
+        let length = pages * PAGE_SIZE as u64;
         GuestRam::new(vec![RamBlock::new("m0", length, Backing::Memfd).unwrap()]).unwrap()
     }
 
@@ -310,7 +314,7 @@ mod tests {
 
     #[test]
     fn more_than_the_limit_is_refused_whatever_it_is_made_of() {
-        let journal = Journal::new(&guest(), 8 * PAGE_SIZE as u64, 1).unwrap();
+        let journal = Journal::new(&guest_of(10_000), 8 * PAGE_SIZE as u64, 1).unwrap();
         put(&journal, 0, run(0, 8), 1);
         assert!(matches!(journal.prepare(0, run(8, 1)), Err(MigrationError::JournalFull { .. })));
         journal.clear();

@@ -435,7 +435,8 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
                 ends[0] += 1;
             }
             primary::Outcome::Lost => {
-                assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)), "{way:?}");
+                let ended = pair.ended_there();
+                assert!(matches!(ended, standby::Outcome::Running(_)), "{way:?}, turn {turn}: {ended:?}");
                 assert_eq!(pair.guest.run_state(), RunState::Paused);
                 assert_lives_on(&pair.there);
                 ends[1] += 1;

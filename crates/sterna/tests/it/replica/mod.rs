@@ -330,7 +330,7 @@ fn differences_are_to_what_came_last_in_this_checkpoint_or_before() {
     assert_eq!(standby.statistics().last_normal_pages, 4);
 
     let ram = primary.ram.clone();
-    assert_eq!((ram[0][3 * PAGE_SIZE], ram[0][3 * PAGE_SIZE + 130]), (5, 5));
+    assert_eq!((ram[0][3 * PAGE_SIZE], ram[0][3 * PAGE_SIZE + 129]), (5, 5));
     assert_takes_over(&standby, 4, &ram, 5);
 }
 
