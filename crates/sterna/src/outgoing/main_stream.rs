@@ -307,6 +307,7 @@ impl MainStream {
         if !self.is_in_checkpoint {
             end_of_ram(self.ram_section, false, &mut part.bytes);
         }
+        // In a checkpoint with differences: the standby holds all of the run already.
         if part.bytes.is_empty() {
             return Ok(());
         }
