@@ -118,6 +118,9 @@ pub struct Parameters {
     /// loads slowly, for each device. Another Sterna is told and keeps to it over multifd channels; any other source may
     /// send larger chunks than that, up to 1 MiB, of which one is held.
     pub max_queued_stream_bytes: u64,
+    /// `xbzrle-cache-size`: how much of what the standby holds a primary keeps, to send the difference
+    /// ([`Capabilities::xbzrle`]). Memory is taken as pages are sent.
+    pub xbzrle_cache_bytes: u64,
     /// What concerns migrations to and from `rdma:` alone.
     pub rdma: RdmaParameters,
     /// How long Sterna waits for what. QEMU has no such limits.
@@ -188,6 +191,7 @@ impl Parameters {
             ("replace_file", self.replace_file != running.replace_file),
             ("status_questions", self.status_questions != running.status_questions),
             ("max_queued_stream_bytes", self.max_queued_stream_bytes != running.max_queued_stream_bytes),
+            ("xbzrle_cache_bytes", self.xbzrle_cache_bytes != running.xbzrle_cache_bytes),
             ("rdma", self.rdma != running.rdma),
             ("limits", self.limits != running.limits),
         ];
@@ -220,6 +224,7 @@ impl Default for Parameters {
             non_convergence: NonConvergence::KeepGoing,
             status_questions: StatusQuestions::Auto,
             max_queued_stream_bytes: 64 << 20,
+            xbzrle_cache_bytes: 64 << 20,
             rdma: RdmaParameters::default(),
             limits: WaitLimits::default(),
         }
@@ -286,6 +291,9 @@ pub struct Capabilities {
     /// `rdma-pin-all`: the destination registers all memory before the first page is sent, and the source, too. Only with
     /// `rdma:`; the source's word counts (specs/rdma.md §2.2).
     pub rdma_pin_all: bool,
+    /// `xbzrle`: checkpoints bring the difference to what the standby holds, where it is shorter. Only while a standby protects
+    /// the guest, and over the main channel alone; a receiver takes differences whatever this says.
+    pub xbzrle: bool,
     /// Unmanaged destination of a QEMU source: start the guest at EOF, as QEMU does. When false the guest
     /// stays held until [`crate::Incoming::release`] (see ARCHITECTURE.md, *Handover*).
     pub unmanaged: bool,
@@ -302,6 +310,7 @@ impl Default for Capabilities {
             dirty_limit: false,
             pause_before_switchover: false,
             rdma_pin_all: false,
+            xbzrle: false,
             unmanaged: true,
         }
     }
@@ -328,7 +337,7 @@ mod tests {
     #[test]
     fn every_fixed_setting_is_refused_by_its_name() {
         let running = Parameters::default();
-        let changes: [fn(&mut Parameters); 11] = [
+        let changes: [fn(&mut Parameters); 12] = [
             |to| to.multifd_channels += 1,
             |to| to.multifd_compression = Compression::Zstd,
             |to| to.multifd_zlib_level += 1,
@@ -338,6 +347,7 @@ mod tests {
             |to| to.replace_file = true,
             |to| to.status_questions = StatusQuestions::Operator,
             |to| to.max_queued_stream_bytes += 1,
+            |to| to.xbzrle_cache_bytes += 1,
             |to| to.rdma.pinned_limit_bytes = Some(1),
             |to| to.limits.setup = Duration::ZERO,
         ];

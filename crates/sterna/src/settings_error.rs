@@ -92,6 +92,14 @@ pub enum SettingsError {
         /// Its name.
         device: String,
     },
+    /// Differences in a migration that hands the guest over.
+    #[error(
+        "xbzrle is sent in the checkpoints of a protected guest alone: switch it off, or protect the guest with a standby"
+    )]
+    DeltaNeedsStandby,
+    /// Differences over multifd.
+    #[error("xbzrle goes over the main channel alone: switch multifd off, or xbzrle")]
+    DeltaIsOneChannel,
     /// Checkpoints without time between them.
     #[error("the interval between checkpoints is too short: {} ms at least", least.as_millis())]
     CheckpointDelay {

@@ -31,6 +31,8 @@ pub(super) struct Case {
     pub(super) guest: ProcessConfig,
     pub(super) lanes: u8,
     pub(super) compression: Compression,
+    /// Checkpoints bring differences, with a cache of so many pages.
+    pub(super) delta_pages: Option<u64>,
     pub(super) delay: Duration,
     pub(super) mode: CheckpointMode,
     pub(super) buffer_bytes: u64,
@@ -92,6 +94,8 @@ impl Case {
             trouble: Trouble::draw(&mut random, lease, lanes > 0),
             ends_by_takeover: random.bool(),
             protects_again: random.bool(),
+            // Drawn last: older cases stay as they are.
+            delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)].filter(|_| lanes == 0),
         }
     }
 
@@ -102,9 +106,11 @@ impl Case {
             downtime_limit: super::LONGEST,
             multifd_channels: self.lanes.max(1),
             multifd_compression: self.compression,
+            xbzrle_cache_bytes: self.delta_pages.unwrap_or(1) << 12,
             ..Parameters::default()
         };
-        (params, Capabilities { multifd: self.lanes > 0, ..Capabilities::default() })
+        let xbzrle = self.delta_pages.is_some();
+        (params, Capabilities { multifd: self.lanes > 0, xbzrle, ..Capabilities::default() })
     }
 
     /// The same, and nothing happens to it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sterna::replica::machines::{primary, standby};
 use sterna::replica::{EpochGate, Standby};
-use sterna::{Arrival, Incoming, Migration, Outcome, RunState, SourceVm, TargetVm};
+use sterna::{Arrival, Capabilities, Incoming, Migration, Outcome, RunState, SourceVm, TargetVm};
 use sterna_guests::ProcessGuest;
 
 use super::LONGEST;
@@ -46,6 +46,8 @@ impl Case {
     fn migrate(&self, guest: &Arc<ProcessGuest>, place: &Arc<ProcessGuest>) -> Result<(), String> {
         let plans = Arc::<Plans>::default();
         let (params, capabilities) = self.settings();
+        // Of checkpoints alone.
+        let capabilities = Capabilities { xbzrle: false, ..capabilities };
         let at = "tcp:127.0.0.1:0".parse().map_err(|error| format!("an address: {error}"))?;
         let target = Troubled::new(place, &plans) as Arc<dyn TargetVm>;
         let incoming = Incoming::listen(target, &at, params.clone(), capabilities, Arc::new(()))

@@ -23,7 +23,7 @@ use Support::{Harmless, Missing, Works};
 /// Every capability of QEMU 11, and `x-sterna-hold`: hold the guest of a QEMU source at this destination
 /// until `cont`.
 pub const CAPABILITIES: &[(&str, Support)] = &[
-    ("xbzrle", Missing),
+    ("xbzrle", Works),
     ("rdma-pin-all", Works),
     ("auto-converge", Works),
     ("events", Works),
@@ -137,6 +137,7 @@ impl CapabilitySet {
             dirty_limit: self.get("dirty-limit"),
             pause_before_switchover: self.get("pause-before-switchover"),
             rdma_pin_all: self.get("rdma-pin-all"),
+            xbzrle: self.get("xbzrle"),
             unmanaged: autostart && !self.get(HOLD),
         }
     }

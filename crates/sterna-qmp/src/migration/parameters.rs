@@ -210,7 +210,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("multifd-zlib-level", number(0, 9), Unit::None, Frozen, 1),
     row("multifd-qatzip-level", number(1, 9), Unit::None, Harmless, 1),
     row("multifd-zstd-level", number(0, 20), Unit::None, Frozen, 1),
-    row("xbzrle-cache-size", Range::PowerOfTwo { least: 4096, greatest: 1 << 63 }, Bytes, Harmless, 64 << 20),
+    row("xbzrle-cache-size", Range::PowerOfTwo { least: 4096, greatest: 1 << 63 }, Bytes, Frozen, 64 << 20),
     row("max-postcopy-bandwidth", number(0, u64::MAX), BytesPerSecondBare, Harmless, 0),
     row("x-vcpu-dirty-limit-period", number(1, 1000), Milliseconds, Harmless, 1000),
     row("vcpu-dirty-limit", number(1, u64::MAX), Megabytes, Live, 1),
@@ -347,6 +347,7 @@ impl ParameterSet {
                 "operator" => StatusQuestions::Operator,
                 _ => StatusQuestions::Auto,
             },
+            xbzrle_cache_bytes: self.number("xbzrle-cache-size"),
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             rdma: RdmaParameters {
                 // The table takes no other.

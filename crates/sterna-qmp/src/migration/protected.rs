@@ -106,6 +106,8 @@ impl Protection for ProtectedGuest {
             "device-bytes": counts.device_bytes,
             "unbuffered": counts.unbuffered,
             "checkpoint-interval": seconds(counts.interval),
+            "xbzrle-pages": counts.xbzrle.pages,
+            "xbzrle-bytes": counts.xbzrle.bytes,
             "pause-p50": seconds(counts.pause_p50),
             "pause-p99": seconds(counts.pause_p99),
             "pause-most": seconds(counts.pause_most),

@@ -30,6 +30,7 @@ impl Loader<'_> {
         // It went out with SHUT.
         order.say(MessageKind::CheckpointReady).map_err(broken)?;
         let mut is_first = true;
+        let mut number = 0;
         while !self.shared.stopping.load(Ordering::Acquire) {
             match order.due() {
                 Due::Hear(_) => {
@@ -43,7 +44,8 @@ impl Loader<'_> {
                 }
                 Due::Ram => {
                     self.in_checkpoint = true;
-                    self.checkpoint_ram()?;
+                    number += 1;
+                    self.checkpoint_ram().map_err(|error| of_checkpoint(number, error))?;
                     follower.close();
                     order.ram_came().map_err(broken)?;
                 }
@@ -144,6 +146,16 @@ impl Loader<'_> {
             message.encode(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;
         }
         self.shared.write_main(&bytes)
+    }
+}
+
+/// Says which checkpoint's bytes were wrong.
+fn of_checkpoint(number: u64, error: MigrationError) -> MigrationError {
+    match error {
+        MigrationError::Wire { channel, error } => {
+            MigrationError::Wire { channel: format!("{channel}, checkpoint {number}"), error }
+        }
+        other => other,
     }
 }
 

@@ -67,6 +67,8 @@ pub(crate) struct MainStream {
     first_device: Option<u32>,
     /// RAM's records stand in one END section (specs/colo.md §4).
     is_in_checkpoint: bool,
+    /// Checkpoints that were begun.
+    checkpoints: u64,
 }
 
 impl MainStream {
@@ -83,6 +85,7 @@ impl MainStream {
             is_in_phase: false,
             first_device: None,
             is_in_checkpoint: false,
+            checkpoints: 0,
         }
     }
 
@@ -119,6 +122,7 @@ impl MainStream {
     /// RAM of a checkpoint begins.
     pub(super) fn begin_checkpoint(&mut self) -> Result<(), MigrationError> {
         self.is_in_checkpoint = true;
+        self.checkpoints += 1;
         let id = self.ram_section;
         self.send(|out| {
             encode_section_part(id, true, out);
@@ -135,6 +139,11 @@ impl MainStream {
             encode_end(out);
             Ok(())
         })
+    }
+
+    /// The number of the checkpoint to which pages belong now; none in the seeding.
+    pub(super) fn checkpoint(&self) -> Option<u64> {
+        self.is_in_checkpoint.then_some(self.checkpoints)
     }
 
     /// Whether a phase of RDMA is open.
@@ -323,6 +332,10 @@ impl MainStream {
         fill(&mut self.records, &mut part)?;
         if !self.is_in_checkpoint {
             end_of_ram(self.ram_section, false, &mut part.bytes);
+        }
+        // In a checkpoint with differences: the standby holds all of the run already.
+        if part.bytes.is_empty() {
+            return Ok(());
         }
         let mut parts = Vec::with_capacity(part.cuts.len() * 2 + 1);
         let mut start = 0;

@@ -275,6 +275,9 @@ impl Migration {
         protecting: Option<Arc<Protecting>>,
     ) -> Result<Self, StartError> {
         check(to, &params, &capabilities)?;
+        if capabilities.xbzrle && protecting.is_none() {
+            return Err(SettingsError::DeltaNeedsStandby.into());
+        }
         let mut capabilities = capabilities;
         if matches!(to, Address::File { .. }) {
             if !guest_source.is_in_memory() {

@@ -211,6 +211,14 @@ impl PageSink for RamSink {
     }
 
     fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError> {
+        let received = self.received.block(run.block);
+        if let Some(missing) = (run.first..run.end()).find(|page| !received.get(*page)) {
+            let (offset, name) = (missing * PAGE_SIZE as u64, self.ram.block(run.block).name());
+            let what = format!(
+                "page {offset:#x} of block {name:?} came as a difference, and never before (specs/stream.md §2.4)"
+            );
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
         Ok(self.ram.block(run.block).read(run.first * PAGE_SIZE as u64, to)?)
     }
 }
@@ -218,6 +226,24 @@ impl PageSink for RamSink {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn difference_to_a_page_that_never_came_is_refused_by_its_name() {
+        let block = RamBlock::new("m0", 8 * PAGE_SIZE as u64, Backing::Memfd).unwrap();
+        // Of a former migration.
+        block.write(3 * PAGE_SIZE as u64, &[1]).unwrap();
+        let sink = RamSink::new(&GuestRam::new(vec![block]).unwrap(), vec![false]).unwrap();
+        let page = |first| PageRun { block: 0, first, count: 1 };
+        let mut content = [7; PAGE_SIZE];
+
+        let refused = sink.current(page(3), &mut content).unwrap_err();
+        assert!(refused.to_string().contains("page 0x3000 of block \"m0\""), "{refused}");
+        assert_eq!(content, [7; PAGE_SIZE]);
+
+        sink.zero(page(3)).unwrap();
+        sink.current(page(3), &mut content).unwrap();
+        assert_eq!(content, [0; PAGE_SIZE]);
+    }
 
     #[test]
     fn page_that_was_in_memory_and_is_never_named_is_cleared_at_the_end() {

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use sterna_ram::{Backing, GuestRam, PAGE_SIZE, RamBlock, RamError, RamSlice};
+use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock, RamError, RamSlice};
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -24,6 +24,8 @@ pub(super) struct Journal {
     next: AtomicU64,
     /// Notes over all lanes that have no page in the arena: they count, too.
     notes: AtomicU64,
+    /// Pages that came, so that one that did not need not be looked for.
+    came: DirtyBitmaps,
     /// The main channel's is the last.
     lanes: Vec<Mutex<LaneNotes>>,
 }
@@ -55,12 +57,14 @@ pub(super) struct Brought {
 }
 
 impl Journal {
-    /// A journal of at most `limit_bytes` (at least a page) for `lanes` lanes, the main channel among them.
-    pub(super) fn new(limit_bytes: u64, lanes: usize) -> Result<Self, RamError> {
+    /// A journal of at most `limit_bytes` (at least a page) of pages of `ram`, for `lanes` lanes, the main channel among
+    /// them.
+    pub(super) fn new(ram: &GuestRam, limit_bytes: u64, lanes: usize) -> Result<Self, RamError> {
         let limit_bytes = limit_bytes.max(PAGE_SIZE as u64) / PAGE_SIZE as u64 * PAGE_SIZE as u64;
         Ok(Self {
             arena: RamBlock::new("checkpoint journal", limit_bytes, Backing::Anonymous)?,
             limit_bytes,
+            came: DirtyBitmaps::new(ram),
             next: AtomicU64::new(0),
             notes: AtomicU64::new(0),
             lanes: (0..lanes).map(|_| Mutex::default()).collect(),
@@ -90,6 +94,7 @@ impl Journal {
             return Err(MigrationError::Internal(format!("commit of {run:?}, which was not prepared")));
         };
         let (_, at) = notes.open.remove(index);
+        self.came.block(run.block).set_range(run.first, run.count);
         notes.note(run, Some(at));
         Ok(())
     }
@@ -99,6 +104,7 @@ impl Journal {
     /// # Errors
     /// As [`prepare`](Self::prepare).
     pub(super) fn zero(&self, lane: usize, run: PageRun) -> Result<(), MigrationError> {
+        self.came.block(run.block).set_range(run.first, run.count);
         if self.lanes[lane].lock().note(run, None) {
             let notes = self.notes.fetch_add(1, Ordering::AcqRel) + 1;
             if self.bytes_of(self.next.load(Ordering::Acquire), notes) > self.limit_bytes {
@@ -121,6 +127,9 @@ impl Journal {
         page: u64,
         to: &mut [u8],
     ) -> Result<bool, MigrationError> {
+        if !self.came.block(block).get(page) {
+            return Ok(false);
+        }
         let notes = self.lanes[lane].lock();
         let holds =
             |note: &&Note| note.run.block == block && (note.run.first..note.run.end()).contains(&page);
@@ -188,7 +197,9 @@ impl Journal {
     pub(super) fn clear(&self) {
         for lane in &self.lanes {
             let mut lane = lane.lock();
-            lane.notes.clear();
+            for note in lane.notes.drain(..) {
+                self.came.block(note.run.block).clear_range(note.run.first, note.run.count);
+            }
             lane.open.clear();
             lane.round = 0;
         }
@@ -238,7 +249,11 @@ mod tests {
     }
 
     fn guest() -> GuestRam {
-        let length = PAGES * PAGE_SIZE as u64;
+        guest_of(PAGES)
+    }
+
+    fn guest_of(pages: u64) -> GuestRam {
+        let length = pages * PAGE_SIZE as u64;
         GuestRam::new(vec![RamBlock::new("m0", length, Backing::Memfd).unwrap()]).unwrap()
     }
 
@@ -260,7 +275,8 @@ mod tests {
 
     #[test]
     fn nothing_reaches_ram_before_it_is_applied_and_rounds_are_applied_in_order() {
-        let (ram, journal) = (guest(), Journal::new(1 << 20, 2).unwrap());
+        let ram = guest();
+        let journal = Journal::new(&ram, 1 << 20, 2).unwrap();
         // The second lane's page of the first round is older than the first lane's of the second.
         journal.settle(0);
         put(&journal, 0, run(5, 3), 2);
@@ -283,7 +299,7 @@ mod tests {
 
     #[test]
     fn page_that_comes_again_as_a_difference_is_read_from_the_journal() {
-        let journal = Journal::new(1 << 20, 1).unwrap();
+        let journal = Journal::new(&guest(), 1 << 20, 1).unwrap();
         put(&journal, 0, run(3, 4), 7);
         journal.zero(0, run(5, 1)).unwrap();
         let mut page = [1; PAGE_SIZE];
@@ -298,7 +314,7 @@ mod tests {
 
     #[test]
     fn more_than_the_limit_is_refused_whatever_it_is_made_of() {
-        let journal = Journal::new(8 * PAGE_SIZE as u64, 1).unwrap();
+        let journal = Journal::new(&guest_of(10_000), 8 * PAGE_SIZE as u64, 1).unwrap();
         put(&journal, 0, run(0, 8), 1);
         assert!(matches!(journal.prepare(0, run(8, 1)), Err(MigrationError::JournalFull { .. })));
         journal.clear();

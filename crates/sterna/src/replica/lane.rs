@@ -44,11 +44,13 @@ impl PageSink for StandbyLane {
     }
 
     fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError> {
-        self.pages.seed.current(run, to)?;
-        if self.pages.gate.is_past_seeding() {
-            for (page, to) in (run.first..run.end()).zip(to.chunks_exact_mut(PAGE_SIZE)) {
-                self.pages.journal.current(self.index, run.block, page, to)?;
-            }
+        if !self.pages.gate.is_past_seeding() {
+            return self.pages.seed.current(run, to);
+        }
+        // Every page is held since the seeding, whether it came then or was zero, and earlier checkpoints are in RAM.
+        self.pages.ram.block(run.block).read(run.first * PAGE_SIZE as u64, to)?;
+        for (page, to) in (run.first..run.end()).zip(to.chunks_exact_mut(PAGE_SIZE)) {
+            self.pages.journal.current(self.index, run.block, page, to)?;
         }
         Ok(())
     }

@@ -54,8 +54,8 @@ pub use contact::{
 pub use disk::{DiskFile, StandbyDisk};
 pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
 pub use primary::{
-    ByteGate, EpochGate, GateStatistics, Guardians, JoinedGate, LEAST_CHECKPOINT_DELAY, MaySay, NoOutput,
-    PacketGate, PacketLane, Primary, PrimaryOptions, PrimaryStatistics, ProtectError,
+    ByteGate, DeltaStatistics, EpochGate, GateStatistics, Guardians, JoinedGate, LEAST_CHECKPOINT_DELAY,
+    MaySay, NoOutput, PacketGate, PacketLane, Primary, PrimaryOptions, PrimaryStatistics, ProtectError,
 };
 pub use protected::ContactRules;
 pub use standby::{Standby, StandbyOptions, StandbyState, StandbyStatistics};

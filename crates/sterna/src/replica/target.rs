@@ -108,7 +108,7 @@ impl StandbyTarget {
         let ram = GuestRam::new(blocks.into_iter().map(block).collect::<Result<_, _>>()?)?;
         ram.blocks().iter().for_each(RamBlock::declare_fresh);
         let seed = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
-        let journal = Journal::new(self.journal_limit, start.lanes + 1)?;
+        let journal = Journal::new(&ram, self.journal_limit, start.lanes + 1)?;
         let streams = Arc::new(Streams(Arc::clone(&self.contacts.survivor)));
         Ok(Pages { ram, seed, journal, gate: Arc::clone(&self.store.gate), streams })
     }

@@ -1,5 +1,7 @@
 //! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
 
+mod delta;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -40,12 +42,26 @@ pub const TERMS: Terms = Terms {
 
 /// Gives the claim to who asks first.
 #[derive(Default)]
-pub struct Arbiter(pub Mutex<Option<&'static str>>);
+pub struct Arbiter(pub Mutex<Option<&'static str>>, Mutex<Favour>);
+
+/// A side that is favoured gets the claim if it asks; the other side waits for that a while. It may not ask: it may hold nothing.
+#[derive(Default)]
+struct Favour {
+    side: Option<&'static str>,
+    since: Option<Instant>,
+}
 
 impl Arbiter {
     fn of(self: &Arc<Self>, side: &'static str) -> Arc<dyn Claims> {
         let this = Arc::clone(self);
         Arc::new(move || {
+            let mut favour = this.1.lock();
+            if favour.side.is_some_and(|favoured| favoured != side) && this.0.lock().is_none() {
+                let since = *favour.since.get_or_insert_with(Instant::now);
+                if since.elapsed() < Duration::from_millis(500) {
+                    return Err("not decided".to_owned());
+                }
+            }
             let owner = *this.0.lock().get_or_insert(side);
             Ok(if owner == side { Ruling::Won } else { Ruling::Lost })
         })
@@ -159,6 +175,8 @@ pub struct Way {
     pub buffer_bytes: u64,
     pub bandwidth_bytes: u64,
     pub downtime_limit: Duration,
+    /// Checkpoints bring differences.
+    pub delta: bool,
     /// Every connection ends after so many pieces.
     pub cut_after: Option<i64>,
 }
@@ -172,6 +190,7 @@ pub const PLAIN: Way = Way {
     bandwidth_bytes: 0,
     // On a busy host the seeding would not converge within the default.
     downtime_limit: PATIENCE,
+    delta: false,
     cut_after: None,
 };
 
@@ -186,7 +205,7 @@ impl Way {
             downtime_limit: self.downtime_limit,
             ..params
         };
-        (params, capabilities)
+        (params, Capabilities { xbzrle: self.delta, ..capabilities })
     }
 }
 
@@ -227,6 +246,9 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         // Nothing is staged: the guest stands until all is sent.
         Way { buffer_bytes: 4096, ..PLAIN },
         Way { lanes: 2, buffer_bytes: 4096, ..PLAIN },
+        Way { delta: true, ..PLAIN },
+        Way { delta: true, zero_pages: sterna::ZeroPageDetection::None, ..PLAIN },
+        Way { delta: true, buffer_bytes: 4096, ..PLAIN },
     ];
     for way in ways {
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -263,14 +285,14 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
 
 #[test]
 fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
-    for lanes in [0, 2] {
+    for (lanes, delta) in [(0, false), (2, false), (0, true)] {
         let said = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&said);
         let gate =
             Arc::new(ByteGate::new(1 << 20, move |bytes| writes.lock().extend_from_slice(bytes)).unwrap());
         let terms = Terms { lease: Duration::from_secs(3), ..TERMS };
         // The interval after these is long: what is said in it is never held.
-        let pair = protect(writer(), &Way { lanes, ..PLAIN }, terms, gate.clone());
+        let pair = protect(writer(), &Way { lanes, delta, ..PLAIN }, terms, gate.clone());
         pair.wait_for_held(20);
         pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
         wait_for("the end of checkpoints", || {
@@ -471,6 +493,7 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
     for turn in 0..24 {
         let way = Way {
             lanes: [0, 2][turn % 2],
+            delta: turn % 4 == 0,
             cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
             ..PLAIN
         };
@@ -478,9 +501,9 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
             // Nobody was greeted.
             continue;
         };
-        // The arbiter gives the claim to whoever asks first, or the standby was first.
+        // The arbiter gives the claim to whoever asks first, or favours the standby.
         if turn % 3 == 0 {
-            *pair.arbiter.0.lock() = Some("standby");
+            pair.arbiter.1.lock().side = Some("standby");
         }
         let here = pair.primary.wait();
         match here {
@@ -490,7 +513,8 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
                 ends[0] += 1;
             }
             primary::Outcome::Lost => {
-                assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)), "{way:?}");
+                let ended = pair.ended_there();
+                assert!(matches!(ended, standby::Outcome::Running(_)), "{way:?}, turn {turn}: {ended:?}");
                 assert_eq!(pair.guest.run_state(), RunState::Paused);
                 assert_lives_on(&pair.there);
                 ends[1] += 1;

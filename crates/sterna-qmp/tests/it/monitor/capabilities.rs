@@ -105,6 +105,7 @@ fn capabilities_reach_the_engine() {
         dirty_limit: false,
         pause_before_switchover: true,
         rdma_pin_all: true,
+        xbzrle: false,
         unmanaged: true,
     };
     assert_eq!(monitor.engine.outgoing().capabilities, expected);

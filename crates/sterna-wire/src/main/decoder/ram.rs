@@ -2,6 +2,7 @@
 
 use super::{DecoderState, MainDecoder, Taken, silent, taken};
 use crate::PAGE_SIZE;
+use crate::error::WireError;
 use crate::limits::BLOCKS;
 use crate::main::item::MainItem;
 use crate::mapped_ram::MappedHeader;
@@ -213,7 +214,11 @@ impl MainDecoder {
         }
         let start = r.at() as u64;
         let delta = r.take(length)?;
-        xbzrle::check(delta).map_err(|error| error.at(start))?;
+        xbzrle::check(delta).map_err(|error| {
+            let name = self.blocks.as_ref().map(|table| table.name(block)).unwrap_or_default();
+            let rule = format!("{}: page {offset:#x} of block {name:?}", error.rule);
+            WireError { rule: rule.into(), ..error }.at(start)
+        })?;
         self.ram.last_block = Some(block);
         taken(r, MainItem::Xbzrle { block, offset, delta: delta.to_vec() })
     }

@@ -13,6 +13,7 @@ use crate::outgoing::file::{self, SaveFile};
 use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared};
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::{MainStream, Sink};
+use crate::outgoing::protection::DeltaCache;
 use crate::outgoing::rdma::{self, PacketLane, RdmaLane, RdmaSource, Work};
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::Streams;
@@ -207,7 +208,12 @@ fn rdma_lanes(
 fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {
     let channel = main.channel.clone();
     let reader = shared.reader()?;
+    let deltas = shared.protecting.as_ref().filter(|_| shared.capabilities.xbzrle).map(|protecting| {
+        let limit_bytes = shared.params.lock().xbzrle_cache_bytes;
+        DeltaCache::new(&shared.ram, limit_bytes, Arc::clone(&protecting.deltas))
+    });
     let lane = MainLane {
+        deltas,
         main: Arc::clone(&main.stream),
         reader: Arc::clone(&reader),
         ram: shared.ram.clone(),

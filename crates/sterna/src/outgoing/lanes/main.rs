@@ -9,6 +9,7 @@ use sterna_ram::{GuestRam, PAGE_SIZE};
 use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::measure::Counters;
+use super::super::protection::{Coded, DeltaCache};
 use super::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -21,12 +22,20 @@ pub(in crate::outgoing) struct MainLane {
     pub ram: GuestRam,
     pub counters: Arc<Counters>,
     pub limiter: Arc<Limiter>,
+    /// Where checkpoints bring differences.
+    pub deltas: Option<DeltaCache>,
     /// Shuts the channel down.
     pub abort: Box<dyn Fn() + Send>,
 }
 
 impl PageWriter for MainLane {
     fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        if self.deltas.is_some() {
+            let number = self.main.lock().checkpoint();
+            if let Some(number) = number {
+                return self.write_changes(number, run);
+            }
+        }
         self.counters.throttled(self.limiter.take(run.count * (PAGE_SIZE as u64 + 8)));
         let block = self.ram.block(run.block);
         let content = self.reader.content(run)?;
@@ -54,8 +63,13 @@ impl PageWriter for MainLane {
     fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.counters.throttled(self.limiter.take(run.count * 9));
         let name = self.ram.block(run.block).name();
+        let (main, deltas) = (&self.main, &mut self.deltas);
         self.counters.moving(|| {
-            self.main.lock().ram_records(|records, out| {
+            let mut main = main.lock();
+            if let (Some(deltas), Some(number)) = (deltas, main.checkpoint()) {
+                deltas.zero(number, run);
+            }
+            main.ram_records(|records, out| {
                 (run.first..run.end())
                     .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
             })
@@ -74,4 +88,49 @@ impl PageWriter for MainLane {
     }
 }
 
-impl MainLane {}
+impl MainLane {
+    /// Sends pages of checkpoint `number`, as differences where they are shorter.
+    fn write_changes(&mut self, number: u64, run: PageRun) -> Result<(), MigrationError> {
+        let block = self.ram.block(run.block);
+        let content = self.reader.content(run)?;
+        let Some(deltas) = &mut self.deltas else {
+            return Err(MigrationError::Internal("differences without a cache".to_owned()));
+        };
+        let wrong = MigrationError::wire("main channel");
+        let mut sent = 0;
+        self.counters.encoding(|| {
+            self.main.lock().ram_pages(|records, part| {
+                for page in run.first..run.end() {
+                    let offset = page * PAGE_SIZE as u64;
+                    let at = (page - run.first) as usize * PAGE_SIZE;
+                    let Some(content) = content.part(at, PAGE_SIZE) else {
+                        return Err(MigrationError::Internal(format!("{run:?} came without its last pages")));
+                    };
+                    let coded = deltas.send(number, (run.block, page), &content)?;
+                    sent += u64::from(coded != Coded::Same);
+                    match coded {
+                        Coded::Same => {}
+                        Coded::Delta(delta) => records
+                            .xbzrle(run.block, block.name(), offset, delta, &mut part.bytes)
+                            .map_err(&wrong)?,
+                        Coded::Whole(bytes) => {
+                            records
+                                .page_header(run.block, block.name(), offset, &mut part.bytes)
+                                .map_err(&wrong)?;
+                            part.bytes.extend_from_slice(bytes);
+                        }
+                        Coded::Uncached => {
+                            records
+                                .page_header(run.block, block.name(), offset, &mut part.bytes)
+                                .map_err(&wrong)?;
+                            part.page(content);
+                        }
+                    }
+                }
+                Ok(())
+            })
+        })?;
+        self.counters.pages(sent, 0);
+        Ok(())
+    }
+}

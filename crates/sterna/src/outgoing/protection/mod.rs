@@ -4,6 +4,7 @@
 //! The control thread takes them ([`super::control`], `checkpoints`). Who may run the guest is decided elsewhere: see
 //! [`Overseer`].
 
+mod delta;
 mod inbox;
 mod pace;
 mod staging;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_wire::replica::Output;
 
+pub(crate) use delta::{Coded, DeltaCache, DeltaCounts};
 pub(crate) use inbox::Inbox;
 pub use pace::CheckpointMode;
 pub(crate) use pace::{Pace, Seen, typical};
@@ -75,6 +77,7 @@ pub(crate) struct Protecting {
     pub switch: GuestSwitch,
     pub pace: Mutex<Pace>,
     pub counts: Mutex<Counts>,
+    pub deltas: Arc<DeltaCounts>,
     /// Asked for, and not taken yet.
     wanted: Mutex<Wanted>,
 }
@@ -97,6 +100,7 @@ impl Protecting {
             switch: GuestSwitch::default(),
             pace: Mutex::new(pace),
             counts: Mutex::default(),
+            deltas: Arc::default(),
             wanted: Mutex::default(),
         }
     }

@@ -15,7 +15,7 @@ use sterna_proto::replica::primary::{Event, Outcome, Refusal, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane};
-pub use statistics::PrimaryStatistics;
+pub use statistics::{DeltaStatistics, PrimaryStatistics};
 
 use super::contact::{Claims, ContactError, ContactState, PrimaryContact, Protection, Secret, Terms};
 use crate::events::Observer;
@@ -179,13 +179,9 @@ impl Primary {
 
     /// What it counts, now.
     pub fn statistics(&self) -> PrimaryStatistics {
-        let pace = *self.protecting.pace.lock();
-        PrimaryStatistics::of(
-            &self.protecting.counts.lock(),
-            &pace,
-            self.contact.held(),
-            self.gate.statistics(),
-        )
+        let (protecting, pace) = (&self.protecting, *self.protecting.pace.lock());
+        let (held, output) = (self.contact.held(), self.gate.statistics());
+        PrimaryStatistics::of((&protecting.counts.lock(), &protecting.deltas), &pace, held, output)
     }
 
     /// Changes the interval between checkpoints, and asks for one at once, as QEMU does.

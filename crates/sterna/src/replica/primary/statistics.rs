@@ -1,9 +1,10 @@
 //! What a primary counts.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::gate::GateStatistics;
-use crate::outgoing::protection::{Counts, Pace};
+use crate::outgoing::protection::{Counts, DeltaCounts, Pace};
 
 /// What a primary counts. Later versions add fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,6 +21,8 @@ pub struct PrimaryStatistics {
     pub device_bytes: u64,
     /// Checkpoints that did not fit the buffer, so that the guest stood until they were sent.
     pub unbuffered: u64,
+    /// What became of differences.
+    pub xbzrle: DeltaStatistics,
     /// Downtime by a checkpoint: the median of the last 1024, and what 99 of 100 do not exceed; the longest.
     pub pause_p50: Duration,
     /// See [`PrimaryStatistics::pause_p50`].
@@ -34,8 +37,41 @@ pub struct PrimaryStatistics {
     pub output: GateStatistics,
 }
 
+/// Pages of checkpoints with `xbzrle`. Later versions add fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeltaStatistics {
+    /// Pages that were sent as the difference to what the standby holds.
+    pub pages: u64,
+    /// Bytes of these differences.
+    pub bytes: u64,
+    /// Pages that were not sent, since the standby holds the same.
+    pub same: u64,
+    /// Pages that were sent whole, since what the standby holds was not in the cache.
+    pub cache_misses: u64,
+    /// Pages that were sent whole, since the difference was not shorter.
+    pub overflows: u64,
+}
+
+impl DeltaStatistics {
+    fn of(counts: &DeltaCounts) -> Self {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            pages: get(&counts.pages),
+            bytes: get(&counts.bytes),
+            same: get(&counts.same),
+            cache_misses: get(&counts.misses),
+            overflows: get(&counts.overflows),
+        }
+    }
+}
+
 impl PrimaryStatistics {
-    pub(super) fn of(counts: &Counts, pace: &Pace, held: u64, output: GateStatistics) -> Self {
+    pub(super) fn of(
+        (counts, deltas): (&Counts, &DeltaCounts),
+        pace: &Pace,
+        held: u64,
+        output: GateStatistics,
+    ) -> Self {
         let mut pauses: Vec<Duration> = counts.pauses.iter().copied().collect();
         pauses.sort_unstable();
         let at = |percent: usize| {
@@ -49,6 +85,7 @@ impl PrimaryStatistics {
             last_pages: counts.last_pages,
             device_bytes: counts.device_bytes,
             unbuffered: counts.unstaged,
+            xbzrle: DeltaStatistics::of(deltas),
             pause_p50: at(50),
             pause_p99: at(99),
             pause_most: at(100),

@@ -247,7 +247,7 @@ fn pages_that_come_before_their_checkpoint_is_asked_for_belong_to_it() {
 #[test]
 fn what_breaks_a_rule_ends_the_following_by_name_and_the_last_checkpoint_stays() {
     type Lie = (&'static str, fn(&mut Primary));
-    let lies: [Lie; 9] = [
+    let lies: [Lie; 12] = [
         ("message 9, and there are 0 to 6", |primary| primary.write(&[0, 0, 0, 9])),
         ("VMSTATE_LOADED, and CHECKPOINT_REQUEST was due", |primary| primary.say(Message::VmstateLoaded)),
         ("CHECKPOINT_REQUEST, and VMSTATE_SEND was due", |primary| {
@@ -273,6 +273,23 @@ fn what_breaks_a_rule_ends_the_following_by_name_and_the_last_checkpoint_stays()
             devices.push(0);
             send_devices(primary, &devices);
         }),
+        ("main channel, checkpoint 2: XBZRLE delta", |primary| {
+            // The second pair runs over the end of the page.
+            primary.begin_checkpoint();
+            primary.send_deltas(&[(0, 3, &[0, 1, 7, 0xff, 0x1f, 2, 7, 7])]);
+        }),
+        ("page 0x5000 of block \"pc.ram\"", |primary| {
+            // The second page's pair puts no bytes.
+            primary.begin_checkpoint();
+            primary.send_deltas(&[(0, 3, &[4, 1, 1]), (0, 5, &[4, 0])]);
+        }),
+        ("a delta of 0 bytes", |primary| {
+            primary.begin_checkpoint();
+            let mut bytes = vec![3, 0, 0, 0, 2];
+            bytes.extend_from_slice(&(0x3000u64 | 0x40).to_be_bytes());
+            bytes.extend_from_slice(b"\x06pc.ram\x01\0\0");
+            primary.write(&bytes);
+        }),
         ("is beyond block", |primary| {
             primary.begin_checkpoint();
             let mut bytes = vec![3, 0, 0, 0, 2];
@@ -293,6 +310,29 @@ fn what_breaks_a_rule_ends_the_following_by_name_and_the_last_checkpoint_stays()
         assert_eq!(why.fault(), Some(sterna::Fault::PeerMisbehaved), "{why}");
         assert_takes_over(&standby, 1, &ram, 2);
     }
+}
+
+#[test]
+fn differences_are_to_what_came_last_in_this_checkpoint_or_before() {
+    let (standby, mut primary) = pair(0);
+    primary.checkpoint(&[(0, 3, 9), (1, 2, 0)], 2);
+    for number in 3..6 {
+        primary.begin_checkpoint();
+        // Of the checkpoint before, of a zero page, of the seeding; and of what the same checkpoint brought.
+        primary.send_deltas(&[
+            (0, 3, &[number, 1, number]),
+            (1, 2, &[0xff, 0x1f, 1, number]),
+            (0, 7, &[0, 2, 1, number]),
+            (0, 3, &[0, 1, number, 0x80, 1, 1, number]),
+        ]);
+        primary.send_rest(number);
+        primary.hear("00000005 00000006");
+    }
+    assert_eq!(standby.statistics().last_normal_pages, 4);
+
+    let ram = primary.ram.clone();
+    assert_eq!((ram[0][3 * PAGE_SIZE], ram[0][3 * PAGE_SIZE + 129]), (5, 5));
+    assert_takes_over(&standby, 4, &ram, 5);
 }
 
 fn send_devices(primary: &mut Primary, devices: &[u8]) {

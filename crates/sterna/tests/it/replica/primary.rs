@@ -182,6 +182,21 @@ impl Primary {
         self.has_sent(pages);
     }
 
+    /// END of RAM with differences of these pages; the guest has what a sound one makes of them.
+    pub fn send_deltas(&mut self, deltas: &[(usize, usize, &[u8])]) {
+        let mut out = Vec::new();
+        encode_section_part(RAM, true, &mut out);
+        for &(block, page, delta) in deltas {
+            let (name, offset) = (BLOCKS[block].0, page * PAGE_SIZE);
+            self.records.xbzrle(block, name, offset as u64, delta, &mut out).unwrap();
+            let bytes = &mut self.ram[block][offset..offset + PAGE_SIZE];
+            let _ = sterna_wire::xbzrle::apply(delta, bytes.try_into().unwrap());
+        }
+        RamRecordWriter::eos(&mut out);
+        encode_footer(RAM, &mut out);
+        self.write(&out);
+    }
+
     /// These pages are the guest's.
     fn has_sent(&mut self, pages: &[Page]) {
         for &(block, page, fill) in pages {
@@ -251,6 +266,11 @@ impl Primary {
     /// RAM, size and devices of a checkpoint.
     pub fn send_checkpoint(&mut self, pages: &[Page], state: u8) {
         self.send_ram(pages);
+        self.send_rest(state);
+    }
+
+    /// What follows the RAM of a checkpoint.
+    pub fn send_rest(&mut self, state: u8) {
         self.write(&[0]);
         let devices = blob(state);
         self.say(Message::VmstateSize { bytes: devices.len() as u64 });

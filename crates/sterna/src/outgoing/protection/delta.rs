@@ -1,0 +1,260 @@
+//! What the standby holds of pages, so that a checkpoint may bring the difference (`specs/replica.md §4`).
+//!
+//! Every page that was sent in a checkpoint is what the standby holds of it, or will hold before it reads the next one: checkpoints are
+//! held and put into RAM in order, and one that is dropped ends the protection, and this cache with it.
+//!
+//! A page has one slot, by its number. Where the cache is smaller than RAM, pages share slots, and one that was sent in this checkpoint or
+//! the one before keeps its slot: a guest that writes more than fits has differences of a part of it, and not of nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sterna_ram::{GuestRam, PAGE_SIZE, RamFault, RamSlice};
+use sterna_wire::xbzrle;
+
+use crate::order::PageRun;
+
+/// Encoding and length stand before a difference: a longer one saves nothing.
+const LONGEST: usize = PAGE_SIZE - 4;
+
+/// What was done with pages of checkpoints.
+#[derive(Debug, Default)]
+pub(crate) struct DeltaCounts {
+    /// Sent as a difference.
+    pub pages: AtomicU64,
+    /// Bytes of the differences.
+    pub bytes: AtomicU64,
+    /// Not sent: the standby holds the same.
+    pub same: AtomicU64,
+    /// Sent whole: what the standby holds was not in the cache.
+    pub misses: AtomicU64,
+    /// Sent whole: the difference was not shorter.
+    pub overflows: AtomicU64,
+}
+
+/// How a page is sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Coded<'a> {
+    /// Not at all.
+    Same,
+    /// As this difference.
+    Delta(&'a [u8]),
+    /// Whole, and these bytes: they are in the cache now.
+    Whole(&'a [u8; PAGE_SIZE]),
+    /// Whole, and it is not in the cache.
+    Uncached,
+}
+
+/// Pages as the standby holds them.
+pub(crate) struct DeltaCache {
+    slots: Vec<Slot>,
+    /// Of each block: the number of its first page among all pages.
+    first_pages: Vec<u64>,
+    counts: Arc<DeltaCounts>,
+    new: Box<[u8; PAGE_SIZE]>,
+    delta: Vec<u8>,
+}
+
+#[derive(Default)]
+struct Slot {
+    /// Whose page it is, among all pages.
+    page: u64,
+    /// In which checkpoint it was sent last.
+    sent_in: u64,
+    /// `None`: nothing was ever here.
+    held: Option<Box<[u8; PAGE_SIZE]>>,
+}
+
+impl DeltaCache {
+    /// An empty cache of at most `limit_bytes` (at least a page). It takes memory as pages are sent.
+    pub(crate) fn new(ram: &GuestRam, limit_bytes: u64, counts: Arc<DeltaCounts>) -> Self {
+        let mut pages = 0;
+        let first_page = |block: &sterna_ram::RamBlock| {
+            pages += block.pages();
+            pages - block.pages()
+        };
+        let first_pages = ram.blocks().iter().map(first_page).collect();
+        let slots = (limit_bytes / PAGE_SIZE as u64).clamp(1, pages.max(1));
+        let slots = std::iter::repeat_with(Slot::default).take(slots as usize).collect();
+        Self { slots, first_pages, counts, new: Box::new([0; PAGE_SIZE]), delta: Vec::new() }
+    }
+
+    /// `page` of `block` has this content in checkpoint `number`: how to send it. What is said has to be sent.
+    ///
+    /// # Errors
+    /// Memory of this host has failed.
+    pub(crate) fn send(
+        &mut self,
+        number: u64,
+        (block, page): (usize, u64),
+        content: &RamSlice<'_>,
+    ) -> Result<Coded<'_>, RamFault> {
+        let page = self.first_pages[block] + page;
+        let slots = self.slots.len() as u64;
+        let slot = &mut self.slots[(page % slots) as usize];
+        if slot.held.is_some() && slot.page != page && slot.sent_in + 1 >= number {
+            count(&self.counts.misses, 1);
+            return Ok(Coded::Uncached);
+        }
+        // Once: what is compared, sent and kept are the same bytes.
+        content.copy_to(&mut self.new[..])?;
+        let is_known = slot.page == page;
+        (slot.page, slot.sent_in) = (page, number);
+        let Some(held) = slot.held.as_mut().filter(|_| is_known) else {
+            count(&self.counts.misses, 1);
+            return Ok(Coded::Whole(slot.keep(&self.new)));
+        };
+        if **held == *self.new {
+            count(&self.counts.same, 1);
+            return Ok(Coded::Same);
+        }
+        self.delta.clear();
+        let is_shorter = xbzrle::encode(held, &self.new, LONGEST, &mut self.delta);
+        let held = slot.keep(&self.new);
+        if !is_shorter {
+            count(&self.counts.overflows, 1);
+            return Ok(Coded::Whole(held));
+        }
+        count(&self.counts.pages, 1);
+        count(&self.counts.bytes, self.delta.len() as u64);
+        Ok(Coded::Delta(&self.delta))
+    }
+
+    /// The pages of `run` are sent as zero in checkpoint `number`.
+    pub(crate) fn zero(&mut self, number: u64, run: PageRun) {
+        let slots = self.slots.len() as u64;
+        for page in run.first..run.end() {
+            let page = self.first_pages[run.block] + page;
+            let slot = &mut self.slots[(page % slots) as usize];
+            if let Some(held) = slot.held.as_mut().filter(|_| slot.page == page) {
+                held.fill(0);
+                slot.sent_in = number;
+            }
+        }
+    }
+}
+
+impl Slot {
+    fn keep(&mut self, content: &[u8; PAGE_SIZE]) -> &[u8; PAGE_SIZE] {
+        let held = self.held.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
+        **held = *content;
+        held
+    }
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_ram::{Backing, RamBlock};
+
+    use super::*;
+
+    const PAGES: u64 = 8;
+
+    fn guest() -> GuestRam {
+        let block = |name: &str| RamBlock::new(name, PAGES * PAGE_SIZE as u64, Backing::Memfd).unwrap();
+        GuestRam::new(vec![block("m0"), block("m1")]).unwrap()
+    }
+
+    fn write(ram: &GuestRam, (block, page): (usize, u64), content: &[u8; PAGE_SIZE]) {
+        ram.block(block).write(page * PAGE_SIZE as u64, content).unwrap();
+    }
+
+    /// Sends it, and puts what was sent into `there`, as a standby does. Says how.
+    fn send(
+        cache: &mut DeltaCache,
+        number: u64,
+        (block, page): (usize, u64),
+        here: &GuestRam,
+        there: &GuestRam,
+    ) -> &'static str {
+        let content = here.block(block).page(page).unwrap();
+        let mut held = [0; PAGE_SIZE];
+        let at = page * PAGE_SIZE as u64;
+        there.block(block).read(at, &mut held).unwrap();
+        let how = match cache.send(number, (block, page), &content).unwrap() {
+            Coded::Same => "same",
+            Coded::Delta(delta) => {
+                xbzrle::apply(delta, &mut held).unwrap();
+                "delta"
+            }
+            Coded::Whole(bytes) => {
+                held = *bytes;
+                "whole"
+            }
+            Coded::Uncached => {
+                content.copy_to(&mut held).unwrap();
+                "uncached"
+            }
+        };
+        there.block(block).write(at, &held).unwrap();
+        let mut ours = [0; PAGE_SIZE];
+        here.block(block).read(at, &mut ours).unwrap();
+        assert_eq!(held, ours);
+        how
+    }
+
+    fn noise(seed: u64) -> [u8; PAGE_SIZE] {
+        let mut random = fastrand::Rng::with_seed(seed);
+        std::array::from_fn(|_| random.u8(..))
+    }
+
+    #[test]
+    fn page_goes_out_in_the_shortest_way_and_arrives_whole() {
+        let (here, there) = (guest(), guest());
+        let counts = Arc::<DeltaCounts>::default();
+        let mut cache = DeltaCache::new(&here, 1 << 20, Arc::clone(&counts));
+        let page = (1, 3);
+        let mut content = noise(1);
+        write(&here, page, &content);
+        assert_eq!(send(&mut cache, 1, page, &here, &there), "whole");
+        assert_eq!(send(&mut cache, 2, page, &here, &there), "same");
+        content[70] ^= 1;
+        content[4095] ^= 1;
+        write(&here, page, &content);
+        assert_eq!(send(&mut cache, 3, page, &here, &there), "delta");
+        write(&here, page, &noise(2));
+        assert_eq!(send(&mut cache, 4, page, &here, &there), "whole", "the difference is no shorter");
+        // The same page of another block has nothing to do with it.
+        assert_eq!(send(&mut cache, 4, (0, 3), &here, &there), "whole");
+
+        cache.zero(5, PageRun { block: 1, first: 2, count: 3 });
+        there.block(1).zero_present_pages(2, 3).unwrap();
+        content = [0; PAGE_SIZE];
+        content[9] = 9;
+        write(&here, page, &content);
+        assert_eq!(send(&mut cache, 6, page, &here, &there), "delta", "against zeros");
+
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!((get(&counts.pages), get(&counts.same)), (2, 1));
+        assert_eq!((get(&counts.misses), get(&counts.overflows)), (2, 1));
+        assert_eq!(get(&counts.bytes), (3 + 3 + 1) + 3);
+    }
+
+    #[test]
+    fn page_whose_slot_another_one_took_goes_out_whole() {
+        let (here, there) = (guest(), guest());
+        // Pages 1 and 5 of a block share one of four slots.
+        let mut cache = DeltaCache::new(&here, 4 * PAGE_SIZE as u64, Arc::default());
+        write(&here, (0, 1), &noise(1));
+        write(&here, (0, 5), &noise(2));
+        assert_eq!(send(&mut cache, 1, (0, 1), &here, &there), "whole");
+        assert_eq!(send(&mut cache, 1, (0, 5), &here, &there), "uncached");
+        assert_eq!(send(&mut cache, 2, (0, 5), &here, &there), "uncached", "the other one is still new");
+        assert_eq!(send(&mut cache, 3, (0, 5), &here, &there), "whole", "now it is old");
+        assert_eq!(send(&mut cache, 3, (0, 1), &here, &there), "uncached");
+        // Zero pages of others change nothing in a slot.
+        cache.zero(4, PageRun { block: 0, first: 1, count: 1 });
+        assert_eq!(send(&mut cache, 4, (0, 5), &here, &there), "same");
+    }
+
+    #[test]
+    fn cache_is_never_larger_than_ram() {
+        let cache = DeltaCache::new(&guest(), u64::MAX, Arc::default());
+        assert_eq!(cache.slots.len() as u64, 2 * PAGES);
+        assert_eq!(DeltaCache::new(&guest(), 0, Arc::default()).slots.len(), 1);
+    }
+}
