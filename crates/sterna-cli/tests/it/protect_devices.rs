@@ -245,6 +245,7 @@ fn disk_of_the_standby_is_that_of_the_last_checkpoint() {
     in_own_network("disk_of_the_standby_is_that_of_the_last_checkpoint", || {
         let mut pair = Pair::new(&[]);
         pair.await_checkpoints(10);
+        wait("a whole disk", || pair.lines("a").last().is_some_and(|number| *number > ledger::SLOTS + 2));
         let _ = pair.ask("a", "stop");
         // Two more: one may have been taken before.
         pair.await_checkpoints(3);

@@ -2,6 +2,7 @@
 
 mod last;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,8 @@ pub(super) struct Guard {
     left_unsaid: OnceLock<String>,
     delay_ms: u64,
     lease: Duration,
+    /// The standby has the guest: QEMU is ended from here.
+    is_destroying: AtomicBool,
     last: Mutex<Last>,
     changed: Condvar,
     /// Held by who stops the guest or starts it.
@@ -76,6 +79,7 @@ impl Guard {
             left_unsaid: OnceLock::new(),
             delay_ms: delay.as_millis() as u64,
             lease,
+            is_destroying: AtomicBool::new(false),
             last: Mutex::new(Last::NotWanted),
             changed: Condvar::new(),
             hand: Mutex::default(),
@@ -238,6 +242,13 @@ impl Guard {
     }
 }
 
+impl Guard {
+    /// Whether QEMU has ended by itself.
+    pub(super) fn is_qemu_gone(&self) -> bool {
+        self.monitor.seen().gone.is_some() && !self.is_destroying.load(Ordering::SeqCst)
+    }
+}
+
 impl PrimaryGuest for Guard {
     fn stop(&self) -> Result<(), VmError> {
         self.stop_for_good().or_else(|error| match error.is_disconnect() {
@@ -252,6 +263,7 @@ impl PrimaryGuest for Guard {
     }
 
     fn destroy(&self) {
+        self.is_destroying.store(true, Ordering::SeqCst);
         let _hand = self.hand.lock();
         // It stands, and its output is dropped. One that does not answer is the fence's.
         if let Err(error) = self.monitor.execute("quit", Value::Null, STOP_LIMIT)

@@ -228,7 +228,7 @@ impl QemuProtection {
     /// Whether QEMU's process has ended, or its monitor is out of reach for good. Then this side claims nothing, and there may be no
     /// outcome: end this process, so that the standby takes the guest over.
     pub fn is_qemu_gone(&self) -> bool {
-        self.guard.monitor.seen().gone.is_some()
+        self.guard.is_qemu_gone()
     }
 
     /// What it measures, now.
