@@ -265,9 +265,6 @@ fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
         assert_eq!(sides.protect.end()?.code(), Some(1));
         let ended = wait("the standby's end", || sides.standby.0.try_wait().ok().flatten())?;
         assert_eq!(ended.code(), Some(status), "{name}");
-        let said = std::fs::read_to_string(sides.at("said")).map_err(words)?;
-        // The relay ends all connections of a QEMU that has let go of its disk: which end the standby sees first is open.
-        assert!(name == "taken" || said.contains("buffer's limit of 65536 bytes"), "{name}: {said}");
         assert_eq!(nodes(&mut sides.lab.primary)?, before, "{name}");
         writes_on(&sides.primary_disk(), 300)?;
         lab = sides.lab;
