@@ -261,7 +261,7 @@ fn guest_is_handed_over_as_planned() -> Result<(), Failure> {
         assert_eq!(protection.statistics().held, last, "the last of all is held");
         let image = lab.directory.path().join("image");
         side.take_over(&image)?;
-        // Nothing that it had said is missing, and nothing is said twice.
+        // Nothing is said twice.
         Lab::talks_on(&root, &image, lab.network.last)?;
         assert!(end.left.is_empty(), "{end:?}");
     }

@@ -16,7 +16,7 @@ use crate::drive::error::DriveError;
 /// How long packets may take to leave; and no longer than this part of the lease, in which no heartbeat is sent.
 const DELIVER_LIMIT: Duration = Duration::from_millis(500);
 const OF_LEASE: u32 = 4;
-/// Rounds of QEMU's main loop in which it certainly hands on what it has read.
+/// Rounds of QEMU's main loop in which it should hand on what it has read.
 const ROUNDS: u32 = 20;
 /// Between two looks at a guest that is to run or to stand.
 const SOON: Duration = Duration::from_millis(1);
