@@ -57,7 +57,7 @@ backend, but for `-object memory-backend-file,id=ID,size=SIZE,mem-path=DIR/FILE,
 The file belongs to it from the takeover on: remove it when that QEMU has ended. If the guest cannot be started there, the checkpoint stays \
 held, and `sterna takeover --image` makes an image.
 
-With --disk the primary writes its guest's disk here, too. What the guest wrote is in FILE when the checkpoint behind it is held, and not \
+With --disk the primary writes its guest's disk here, too. What the guest wrote is in FILE when the checkpoint after it is held, and not \
 before. FILE is the disk of the guest that goes on here, with the image or in the QEMU that waits; it means nothing while the guest is \
 protected.")]
 pub struct Arguments {

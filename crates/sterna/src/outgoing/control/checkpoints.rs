@@ -22,8 +22,7 @@ use crate::outgoing::protection::{LAST_PAUSES, Protecting, Seen, Withholder, typ
 use crate::threads::{call, caught, tried};
 use crate::vm::RunState;
 
-/// Between two looks whether a checkpoint is due.
-/// The same when it is due, and the standby's answer is missing.
+/// Between two looks whether a checkpoint that is due may be taken: the standby's answer is missing.
 const SHORT_LOOK: Duration = Duration::from_micros(200);
 
 /// A checkpoint that was taken.
