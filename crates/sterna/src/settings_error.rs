@@ -106,6 +106,9 @@ pub enum SettingsError {
         /// The shortest.
         least: std::time::Duration,
     },
+    /// None at all, or more than wait for their turn.
+    #[error("1 to 4 checkpoints may be on their way at once")]
+    CheckpointsInFlight,
     /// A standby without room for checkpoints.
     #[error("the journal's limit is smaller than one page: give the bytes that a checkpoint may bring")]
     NoJournal,

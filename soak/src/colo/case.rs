@@ -35,6 +35,7 @@ pub(super) struct Case {
     pub(super) delta_pages: Option<u64>,
     pub(super) delay: Duration,
     pub(super) mode: CheckpointMode,
+    pub(super) in_flight: u8,
     pub(super) buffer_bytes: u64,
     pub(super) terms: Terms,
     /// What hearing a piece of output takes.
@@ -96,6 +97,7 @@ impl Case {
             protects_again: random.bool(),
             // Drawn last: older cases stay as they are.
             delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)].filter(|_| lanes == 0),
+            in_flight: [1, 1, 2, 4][random.usize(..4)],
         }
     }
 

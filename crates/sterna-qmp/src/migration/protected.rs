@@ -105,6 +105,7 @@ impl Protection for ProtectedGuest {
             "last-pages": counts.last_pages,
             "device-bytes": counts.device_bytes,
             "unbuffered": counts.unbuffered,
+            "checkpoints-in-flight": counts.taken.saturating_sub(counts.held),
             "checkpoint-interval": seconds(counts.interval),
             "xbzrle-pages": counts.xbzrle.pages,
             "xbzrle-bytes": counts.xbzrle.bytes,
@@ -145,6 +146,11 @@ impl Protection for ProtectedGuest {
 
     fn set_mode(&self, mode: CheckpointMode) {
         self.0.set_checkpoint_mode(mode);
+    }
+
+    fn set_in_flight(&self, in_flight: u8) {
+        // The table takes no other.
+        let _ = self.0.set_checkpoints_in_flight(in_flight);
     }
 
     fn wait(&self) -> ProtectionEnd {
@@ -244,6 +250,8 @@ impl Protection for StandbyVm {
     fn set_delay(&self, _: Duration) {}
 
     fn set_mode(&self, _: CheckpointMode) {}
+
+    fn set_in_flight(&self, _: u8) {}
 
     fn wait(&self) -> ProtectionEnd {
         loop {

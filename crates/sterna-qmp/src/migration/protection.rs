@@ -85,6 +85,8 @@ pub trait Protection: Send + Sync {
     fn set_delay(&self, delay: Duration);
     /// Changes what decides when checkpoints are taken. At a standby it does nothing.
     fn set_mode(&self, mode: CheckpointMode);
+    /// Changes how many checkpoints may be taken and not be held yet. At a standby it does nothing.
+    fn set_in_flight(&self, in_flight: u8);
     /// Waits for the end.
     fn wait(&self) -> ProtectionEnd;
 }

@@ -1,6 +1,8 @@
 //! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
 
 mod delta;
+mod in_flight;
+mod led;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -82,6 +84,8 @@ pub struct Pair {
     cut: Arc<AtomicI64>,
     /// What the standby says by the contact's connection comes later than all else.
     words_are_late: Arc<AtomicBool>,
+    /// Nothing of the guest's state goes on to the standby.
+    holds_back: Arc<AtomicBool>,
 }
 
 pub fn protect(config: ProcessConfig, way: &Way, terms: Terms, gate: Arc<dyn EpochGate>) -> Pair {
@@ -133,6 +137,7 @@ pub fn join(
     let standby = standby.expect("listening");
     let options = PrimaryOptions {
         checkpoint_delay: way.delay,
+        checkpoints_in_flight: way.in_flight,
         terms,
         buffer_bytes: way.buffer_bytes,
         ..PrimaryOptions::default()
@@ -147,7 +152,13 @@ pub fn join(
     let pieces = Arc::clone(&cut);
     let words_are_late = Arc::<AtomicBool>::default();
     let are_late = Arc::clone(&words_are_late);
+    let holds_back = Arc::<AtomicBool>::default();
+    let is_held_back = Arc::clone(&holds_back);
     let filter = move |line, direction, _, _: &mut Vec<u8>| {
+        let is_state = line != Line::Other && direction == Direction::Forward;
+        if is_state && is_held_back.load(Ordering::SeqCst) {
+            return Verdict::Later;
+        }
         if (line, direction) == (Line::Other, Direction::Back) && are_late.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(300));
         }
@@ -162,7 +173,7 @@ pub fn join(
     }
     let at = proxy.address();
     let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))?;
-    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut, words_are_late })
+    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut, words_are_late, holds_back })
 }
 
 /// How checkpoints travel.
@@ -172,6 +183,7 @@ pub struct Way {
     pub compression: Compression,
     pub zero_pages: sterna::ZeroPageDetection,
     pub delay: Duration,
+    pub in_flight: u8,
     pub buffer_bytes: u64,
     pub bandwidth_bytes: u64,
     pub downtime_limit: Duration,
@@ -186,6 +198,7 @@ pub const PLAIN: Way = Way {
     compression: Compression::None,
     zero_pages: sterna::ZeroPageDetection::Multifd,
     delay: Duration::from_millis(5),
+    in_flight: 1,
     buffer_bytes: 64 << 20,
     bandwidth_bytes: 0,
     // On a busy host the seeding would not converge within the default.
@@ -249,6 +262,10 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         Way { delta: true, ..PLAIN },
         Way { delta: true, zero_pages: sterna::ZeroPageDetection::None, ..PLAIN },
         Way { delta: true, buffer_bytes: 4096, ..PLAIN },
+        Way { delay: Duration::from_millis(1), in_flight: 4, ..PLAIN },
+        Way { delay: Duration::from_millis(1), in_flight: 2, lanes: 2, ..PLAIN },
+        Way { in_flight: 4, lanes: 2, compression: Compression::Zlib, ..PLAIN },
+        Way { in_flight: 3, delta: true, ..PLAIN },
     ];
     for way in ways {
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -494,6 +511,7 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
         let way = Way {
             lanes: [0, 2][turn % 2],
             delta: turn % 4 == 0,
+            in_flight: [1, 1, 3][turn % 3],
             cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
             ..PLAIN
         };

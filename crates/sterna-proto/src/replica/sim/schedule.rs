@@ -145,7 +145,7 @@ impl Phase {
         let rates = [rate(), rate()];
         Self {
             is_qemu: rng.percent(25),
-            in_flight: 1 + rng.below(4),
+            in_flight: 1 + rng.below(5),
             interval: rng.pick(&[10_000, 50_000, 200_000, 600_000]),
             is_slow: rng.percent(20),
             is_loaded: rng.percent(20),

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+/// More checkpoints are never on their way at once.
+pub const MOST_IN_FLIGHT: u8 = 4;
 /// Between two looks whether a checkpoint is due.
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
 const SHORTEST_LOOK: Duration = Duration::from_micros(500);
@@ -26,6 +28,8 @@ pub(crate) struct Pace {
     /// From the beginning of a checkpoint to that of the next.
     pub delay: Duration,
     pub mode: CheckpointMode,
+    /// So many checkpoints, 1 to [`MOST_IN_FLIGHT`], may be taken and not be held yet.
+    pub in_flight: u8,
 }
 
 /// What is known when it is asked.
@@ -89,7 +93,7 @@ mod tests {
     #[test]
     fn fixed_interval_counts_from_beginning_to_beginning() {
         let began = Instant::now();
-        let pace = Pace { delay: 50 * MS, mode: CheckpointMode::Interval };
+        let pace = Pace { delay: 50 * MS, mode: CheckpointMode::Interval, in_flight: 1 };
         let seen = Seen { pause: Some(40 * MS), waits_since: Some(began), ..seen(began) };
         assert_eq!(pace.due(seen), began + 50 * MS);
     }
@@ -97,7 +101,7 @@ mod tests {
     #[test]
     fn output_brings_the_checkpoint_forward_and_never_puts_it_off() {
         let began = Instant::now();
-        let pace = Pace { delay: 1000 * MS, mode: CheckpointMode::Output(10 * MS) };
+        let pace = Pace { delay: 1000 * MS, mode: CheckpointMode::Output(10 * MS), in_flight: 1 };
         assert_eq!(pace.due(seen(began)), began + 1000 * MS);
         let said = |after| Seen { waits_since: Some(began + after), ..seen(began) };
         assert_eq!(pace.due(said(3 * MS)), began + 13 * MS);
@@ -106,7 +110,7 @@ mod tests {
 
     #[test]
     fn guest_loses_no_more_than_its_share() {
-        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Load(5) };
+        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Load(5), in_flight: 1 };
         assert_eq!(pace.interval(None), 10 * MS);
         assert_eq!(pace.interval(Some(4 * MS)), 80 * MS);
         assert_eq!(pace.interval(Some(MS / 10)), 10 * MS);

@@ -81,9 +81,22 @@ impl PrimaryContact {
         guest: Arc<dyn PrimaryGuest>,
         claims: Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
-        let link = greet(channel, protection, terms, needs_fence, secret)?;
         // Whoever relays a stream says that a checkpoint was taken before it knows that one is under way.
         let config = primary::Config { protection, terms, in_flight: 2 };
+        Self::begin_as(channel, config, needs_fence, secret, guest, claims)
+    }
+
+    /// As [`begin`](Self::begin), with so many checkpoints that may be taken and not be held.
+    pub(in crate::replica) fn begin_as(
+        channel: &Arc<Channel>,
+        config: primary::Config,
+        needs_fence: bool,
+        secret: &Secret,
+        guest: Arc<dyn PrimaryGuest>,
+        claims: Arc<dyn Claims>,
+    ) -> Result<Self, ContactError> {
+        let primary::Config { protection, terms, .. } = config;
+        let link = greet(channel, protection, terms, needs_fence, secret)?;
         let runner = Runner::new(Primary::new(config, Duration::ZERO), link, claims);
         let contact = Self { runner, ended: Arc::default() };
         contact.spawn("protection", {

@@ -11,7 +11,7 @@ mod statistics;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_proto::replica::primary::{Event, Outcome, Refusal, State};
+use sterna_proto::replica::primary::{self, Event, Outcome, Refusal, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane};
@@ -20,7 +20,7 @@ pub use statistics::{DeltaStatistics, PrimaryStatistics};
 use super::contact::{Claims, ContactError, ContactState, PrimaryContact, Protection, Secret, Terms};
 use crate::events::Observer;
 use crate::outgoing::Migration;
-use crate::outgoing::protection::{CheckpointMode, Pace, Protecting, Staging};
+use crate::outgoing::protection::{CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging};
 use crate::params::{Capabilities, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
@@ -40,8 +40,12 @@ pub struct PrimaryOptions {
     pub checkpoint_delay: Duration,
     /// `x-sterna-checkpoint-mode`: what else decides when a checkpoint is taken. May change later ([`Primary::set_checkpoint_mode`]).
     pub checkpoint_mode: CheckpointMode,
-    /// `x-sterna-checkpoint-buffer-size`: the most bytes of pages that are copied while the guest stands. If more pages are dirty, the guest
-    /// stands until they are sent. Memory is taken only as it is needed.
+    /// `x-sterna-checkpoints-in-flight`: so many checkpoints, 1 to [`MOST_IN_FLIGHT`], may be taken and not be held yet. They share the
+    /// buffer. May change later ([`Primary::set_checkpoints_in_flight`]).
+    pub checkpoints_in_flight: u8,
+    /// `x-sterna-checkpoint-buffer-size`: the most bytes of pages that are copied while the guest stands. If a checkpoint's pages do not fit
+    /// beside those that travel, it is taken later; if they do not fit alone, the guest stands until they are sent. Memory is taken only as
+    /// it is needed.
     pub buffer_bytes: u64,
     /// The times that both sides agree on.
     pub terms: Terms,
@@ -52,6 +56,7 @@ impl Default for PrimaryOptions {
         Self {
             checkpoint_delay: Duration::from_millis(50),
             checkpoint_mode: CheckpointMode::Interval,
+            checkpoints_in_flight: 1,
             buffer_bytes: 256 << 20,
             terms: Terms::default(),
         }
@@ -147,10 +152,16 @@ impl Primary {
                 guest.want_checkpoint(false);
             }
         }));
-        let contact =
-            PrimaryContact::begin(channel, protection, options.terms, false, &secret, guest.clone(), claims)?;
+        // The pace keeps the number. What has arrived may not be answered yet.
+        let in_flight = u64::from(MOST_IN_FLIGHT) + 1;
+        let config = primary::Config { protection, terms: options.terms, in_flight };
+        let contact = PrimaryContact::begin_as(channel, config, false, &secret, guest.clone(), claims)?;
         let overseer = PrimaryOverseer::new(contact.clone(), &guest, Arc::clone(&gate));
-        let pace = Pace { delay: options.checkpoint_delay, mode: options.checkpoint_mode };
+        let pace = Pace {
+            delay: options.checkpoint_delay,
+            mode: options.checkpoint_mode,
+            in_flight: options.checkpoints_in_flight,
+        };
         let protecting = Arc::new(Protecting::new(Arc::new(overseer), staging, pace));
         let seeded = Arc::clone(&protecting);
         let begun = Migration::begin_protected(vm, to, params, capabilities, observer, seeded);
@@ -199,6 +210,17 @@ impl Primary {
     pub fn set_checkpoint_mode(&self, mode: CheckpointMode) {
         self.protecting.pace.lock().mode = mode;
         self.migration.nudge();
+    }
+
+    /// Changes how many checkpoints may be taken and not be held yet.
+    ///
+    /// # Errors
+    /// [`SettingsError::CheckpointsInFlight`]: none, or too many.
+    pub fn set_checkpoints_in_flight(&self, in_flight: u8) -> Result<(), SettingsError> {
+        check_in_flight(in_flight)?;
+        self.protecting.pace.lock().in_flight = in_flight;
+        self.migration.nudge();
+        Ok(())
     }
 
     /// Asks for a checkpoint at once.
@@ -262,12 +284,20 @@ impl Primary {
 
 fn check(options: &PrimaryOptions) -> Result<(), ProtectError> {
     check_delay(options.checkpoint_delay)?;
+    check_in_flight(options.checkpoints_in_flight)?;
     Ok(options.terms.check().map_err(ContactError::from)?)
 }
 
 fn check_delay(delay: Duration) -> Result<(), SettingsError> {
     if delay < LEAST_CHECKPOINT_DELAY {
         return Err(SettingsError::CheckpointDelay { least: LEAST_CHECKPOINT_DELAY });
+    }
+    Ok(())
+}
+
+fn check_in_flight(in_flight: u8) -> Result<(), SettingsError> {
+    if !(1..=MOST_IN_FLIGHT).contains(&in_flight) {
+        return Err(SettingsError::CheckpointsInFlight);
     }
     Ok(())
 }
