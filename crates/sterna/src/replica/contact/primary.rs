@@ -10,6 +10,7 @@ use sterna_proto::replica::primary::{self, Action, Event, Outcome, Primary, Stat
 use sterna_transport::Channel;
 use sterna_wire::replica::Message;
 
+use super::arbiter;
 use super::error::ContactError;
 use super::greeting::{Protection, Secret, Terms, greet};
 use super::runner::{Claims, ContactState, Runner};
@@ -66,7 +67,7 @@ struct Ended {
 }
 
 impl PrimaryContact {
-    /// Greets the standby at the other end of `channel`, and begins with heartbeats.
+    /// Greets the standby at the other end of `channel`, and begins with heartbeats, if both sides ask one arbiter.
     ///
     /// `needs_fence`: the guest may run on although [`PrimaryGuest::stop`] was called, as one of another process does.
     ///
@@ -81,7 +82,9 @@ impl PrimaryContact {
         guest: Arc<dyn PrimaryGuest>,
         claims: Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
+        let arbiter = arbiter::found(&*claims)?;
         let link = greet(channel, protection, terms, needs_fence, secret)?;
+        arbiter::compare_first(&link, &arbiter, &*claims)?;
         // Whoever relays a stream says that a checkpoint was taken before it knows that one is under way.
         let config = primary::Config { protection, terms, in_flight: 2 };
         let runner = Runner::new(Primary::new(config, Duration::ZERO), link, claims);
