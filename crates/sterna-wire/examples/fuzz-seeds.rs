@@ -277,6 +277,11 @@ fn replica(seeds: &Seeds) -> Result<(), Failure> {
         session.seal(message, &mut sealed)?;
         said.extend_from_slice(&sealed[..20]);
     }
+    let store = replica::ArbiterStore::Token("0123456789abcdef".to_owned());
+    let identity = replica::ArbiterIdentity { name: "file:/claims".to_owned(), store };
+    let mut arbiter = Vec::new();
+    Session::new(Role::Primary, &secret, &hello, &welcome, &None).seal_arbiter(&identity, &mut arbiter)?;
+    seeds.put("replica", "arbiter", &[&arbiter])?;
     Ok(seeds.put("replica", "messages", &[&said])?)
 }
 

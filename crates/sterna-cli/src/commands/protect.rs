@@ -279,18 +279,16 @@ fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectReque
     })
 }
 
-/// The arbiter's claim for this side; it can be asked, as far as that can be known. And who decides, if an operator does.
+/// The arbiter's claim for this side. And who decides, if an operator does.
 fn claims(
     arguments: &Arguments,
     protection: Protection,
 ) -> Result<(Arc<dyn Claims>, Option<Operator>), Stop> {
     let opened = arguments.arbiter.open(DEFAULT_LIMIT).map_err(|error| Stop::usage(error.to_string()))?;
-    let claim = claims::claim(Role::Primary, protection);
-    opened
-        .arbiter
-        .identity(&claim.guest, claim.generation)
-        .map_err(|error| Stop::failed(format!("{error}; nothing has begun")))?;
-    Ok((claims::claims(&opened.arbiter, Role::Primary, protection), opened.operator))
+    Ok((
+        claims::claims(arguments.arbiter.to_string(), &opened.arbiter, Role::Primary, protection),
+        opened.operator,
+    ))
 }
 
 fn is_here(address: &Address) -> bool {

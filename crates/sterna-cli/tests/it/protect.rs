@@ -94,10 +94,14 @@ fn sterna() -> Command {
 }
 
 fn run(at: &Path, socket: &str, more: &[&str]) -> Child {
+    run_with(at, socket, &format!("file:{}", at.join("arbiter").display()), more)
+}
+
+fn run_with(at: &Path, socket: &str, arbiter: &str, more: &[&str]) -> Child {
     sterna()
         .args(["run", "--machine=process", "--ram=32M", "--rate=2000", "--vcpus=2"])
         .arg(format!("--qmp=unix:{}", at.join(socket).display()))
-        .arg(format!("--arbiter=file:{}", at.join("arbiter").display()))
+        .arg(format!("--arbiter={arbiter}"))
         .arg(format!("--exit-with-parent={}", std::process::id()))
         .args(more)
         .stdin(Stdio::null())
@@ -175,6 +179,70 @@ fn guest_is_handed_over_as_planned_and_protection_ends_by_word() {
     // The standby says that it is over before it is.
     wait("the end at the standby", || pair.ask("b.qmp", "query-migrate")["status"] == "failed");
     assert_eq!(pair.protect_ends().0, Some(0));
+}
+
+#[test]
+fn sides_with_two_arbiters_are_refused_by_name_and_the_guest_runs_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let spec = |name: &str| {
+        std::fs::create_dir_all(at.join(name)).unwrap();
+        format!("file:{}", at.join(name).display())
+    };
+    for (here, there, why) in [
+        (spec("one"), spec("other"), "do not share it"),
+        (spec("one"), "ask".to_owned(), "of two kinds"),
+        (spec("one"), format!("file:{}", at.join("nowhere").display()), "cannot ask its arbiter"),
+    ] {
+        let mut vms = Vms(Vec::new());
+        vms.0.push(run_with(at, "a.qmp", &here, &[]));
+        vms.0.push(run_with(at, "b.qmp", &there, &["--incoming=defer"]));
+        wait("the monitors", || connect(&at.join("a.qmp")).is_some() && connect(&at.join("b.qmp")).is_some());
+
+        let ended = sterna()
+            .arg("protect")
+            .arg(at.join("a.qmp"))
+            .arg(format!("unix:{}", at.join("standby").display()))
+            .arg("--standby-qmp")
+            .arg(at.join("b.qmp"))
+            .output()
+            .unwrap();
+
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert!(said.contains(why) && said.contains(&there["file:".len().min(there.len())..]), "{said}");
+        let mut primary = connect(&at.join("a.qmp")).unwrap();
+        assert_eq!(primary.execute("query-status", Value::Null).unwrap()["running"], true);
+        let report = primary.execute("x-sterna-query-protection", Value::Null);
+        assert!(report.is_err() || report.unwrap()["checkpoints"].as_u64().unwrap_or(0) == 0);
+        for name in ["one", "other"] {
+            assert_eq!(
+                std::fs::read_dir(at.join(name))
+                    .unwrap()
+                    .filter(|entry| {
+                        !entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(".token")
+                    })
+                    .count(),
+                0,
+                "nothing is claimed"
+            );
+        }
+        drop(vms);
+        let _ = std::fs::remove_file(at.join("standby"));
+    }
+}
+
+/// They end with it.
+struct Vms(Vec<Child>);
+
+impl Drop for Vms {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Both fail if it has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 #[test]

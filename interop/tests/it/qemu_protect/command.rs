@@ -20,6 +20,8 @@ pub(super) struct Protect {
 
 impl Protect {
     fn start(lab: &Lab, side: &Side, arguments: &[&str]) -> Result<Self, Failure> {
+        let arbiter = arguments.iter().find_map(|argument| argument.strip_prefix("--arbiter="));
+        *side.arbiter.lock().map_err(|error| error.to_string())? = arbiter.unwrap_or("ask").to_owned();
         let socket = format!("unix:{}", lab.directory.path().join("control").display());
         let mut process = sterna()
             .args(["protect", &format!("unix:{}", lab.primary.operator_socket().display()), &side.stream()])
@@ -210,6 +212,55 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
             Lab::talks_on(&root, &at("image"), heard)?;
         }
     }
+    Ok(())
+}
+
+#[test]
+fn qemu_whose_standby_asks_another_arbiter_is_left_as_it_was() -> Result<(), Failure> {
+    let test = "qemu_whose_standby_asks_another_arbiter_is_left_as_it_was";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    let at = |what: &str| lab.directory.path().join(what).display().to_string();
+    for name in ["here", "there"] {
+        std::fs::create_dir(at(name)).map_err(|error| error.to_string())?;
+    }
+    let [here, there] = ["here", "there"].map(|name| format!("file:{}", at(name)));
+    let mut standby = sterna();
+    standby.args(["standby", &format!("listen:unix:{}", at("standby")), "--image", &at("image")]);
+    standby.args(["--arbiter", &there, "--fence=/bin/true"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut standby = Started(standby.spawn().map_err(|error| error.to_string())?);
+    let socket = at("standby");
+    wait("the standby's socket", || {
+        sterna_interop::is_listening(std::path::Path::new(&socket)).then_some(())
+    })?;
+
+    let qemu = lab.primary.operator_socket().display().to_string();
+    let refused =
+        sterna_does(&["protect", &qemu, &format!("unix:{socket}"), "--arbiter", &here]).unwrap_err();
+
+    let named = format!("the primary's arbiter is {here}, and the standby's {there}");
+    assert!(refused.contains(&named) && refused.contains("do not share it"), "{refused}");
+    assert_eq!(settings(&mut lab.primary)?, before);
+    lab.network.hear_more(10)?;
+    // It waits for the next one, who asks the same arbiter.
+    assert!(standby.0.try_wait().map_err(|error| error.to_string())?.is_none());
+    let mut protect = sterna();
+    protect.args([
+        "protect",
+        &qemu,
+        &format!("unix:{socket}"),
+        "--arbiter",
+        &there,
+        "--lease=600s",
+        "--json",
+    ]);
+    let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+    let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
+    let mut protect = Protect { process, lines, socket: String::new() };
+    protect.until_protected()?;
+    protect.signal()?;
+    assert_eq!(protect.end()?.code(), Some(0));
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use sterna::replica::machines::Ruling;
 use sterna::replica::machines::primary::{Because, Event, Outcome, Refusal, State};
-use sterna::replica::{Claims, ContactError, ContactState, PrimaryContact};
+use sterna::replica::{ArbiterIdentity, Claims, ContactError, ContactState, PrimaryContact};
 use sterna_transport::{CancelFlag, Channel};
 
 use super::check::{self, Fit};
@@ -336,6 +336,14 @@ impl Claims for ClaimsOfALivingGuest {
             )),
             _ => self.claims.claim(),
         }
+    }
+
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        self.claims.arbiter()
+    }
+
+    fn arbiters_compared(&self) {
+        self.claims.arbiters_compared();
     }
 }
 

@@ -5,6 +5,7 @@
 //! What may take long (a claim, a fence, making a checkpoint ready) has a thread of its own meanwhile, so the lease is seen to
 //! end in time.
 
+mod arbiter;
 mod error;
 mod greeting;
 mod link;

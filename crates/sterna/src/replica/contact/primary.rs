@@ -10,6 +10,7 @@ use sterna_proto::replica::primary::{self, Action, Event, Outcome, Primary, Stat
 use sterna_transport::Channel;
 use sterna_wire::replica::Message;
 
+use super::arbiter;
 use super::error::ContactError;
 use super::greeting::{Protection, Secret, Terms, greet};
 use super::runner::{Claims, ContactState, Runner};
@@ -66,7 +67,7 @@ struct Ended {
 }
 
 impl PrimaryContact {
-    /// Greets the standby at the other end of `channel`, and begins with heartbeats.
+    /// Greets the standby at the other end of `channel`, and begins with heartbeats, if both sides ask one arbiter.
     ///
     /// `needs_fence`: the guest may run on although [`PrimaryGuest::stop`] was called, as one of another process does.
     ///
@@ -96,7 +97,9 @@ impl PrimaryContact {
         claims: Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
         let primary::Config { protection, terms, .. } = config;
+        let arbiter = arbiter::found(&*claims)?;
         let link = greet(channel, protection, terms, needs_fence, secret)?;
+        arbiter::compare_first(&link, &arbiter, &*claims)?;
         let runner = Runner::new(Primary::new(config, Duration::ZERO), link, claims);
         let contact = Self { runner, ended: Arc::default() };
         contact.spawn("protection", {

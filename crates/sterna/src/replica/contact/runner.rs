@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sterna_proto::replica::Ruling;
+use sterna_wire::replica::ArbiterIdentity;
 
 use super::error::ContactError;
 use super::link::Link;
@@ -26,6 +27,18 @@ pub trait Claims: Send + Sync {
     /// # Errors
     /// Why there is no ruling; the arbiter may have ruled all the same.
     fn claim(&self) -> Result<Ruling, String>;
+
+    /// Which arbiter it is. Both sides are asked when they greet each other, and a protection begins only if they ask one
+    /// ([`ArbiterIdentity::is_same`]). By default nothing is said of it, and two sides that say nothing may go on.
+    ///
+    /// # Errors
+    /// It cannot be asked now.
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        Ok(ArbiterIdentity::default())
+    }
+
+    /// Both sides have read what [`Claims::arbiter`] found. Called at the primary alone.
+    fn arbiters_compared(&self) {}
 }
 
 impl<F: Fn() -> Result<Ruling, String> + Send + Sync> Claims for F {

@@ -8,6 +8,7 @@ use sterna_proto::replica::standby::{self, Action, Event, Outcome, Standby, Stat
 use sterna_transport::Channel;
 use sterna_wire::replica::Message;
 
+use super::arbiter;
 use super::error::ContactError;
 use super::greeting::{Protection, Secret, Terms, welcome};
 use super::runner::{Claims, ContactState, Runner};
@@ -56,7 +57,7 @@ struct Ended {
 }
 
 impl StandbyContact {
-    /// Answers the primary that greets over `channel`, if it knows the secret. `claims` is asked for with the protection, of which
+    /// Answers the primary that greets over `channel`, if it knows the secret and asks the same arbiter. `claims` is asked for with the protection, of which
     /// the generation is part.
     ///
     /// # Errors
@@ -68,8 +69,10 @@ impl StandbyContact {
         claims: impl FnOnce(Protection) -> Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
         let (link, protection, terms, needs_fence) = welcome(channel, secret)?;
+        let claims = claims(protection);
+        arbiter::compare_second(&link, &*claims)?;
         let machine = Standby::new(standby::Config { protection, terms, needs_fence });
-        let runner = Runner::new(machine, link, claims(protection));
+        let runner = Runner::new(machine, link, claims);
         let contact = Self { runner, protection, terms, needs_fence, ended: Arc::default() };
         contact.spawn("standby", {
             let contact = contact.clone();

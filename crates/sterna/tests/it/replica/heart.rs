@@ -7,7 +7,7 @@ use std::time::Duration;
 use sterna::Address;
 use sterna::replica::{Protection, Secret};
 use sterna_wire::extension::ChannelBinding;
-use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{ArbiterIdentity, Hello, Message, Role, Session, Terms, Welcome};
 
 use crate::support;
 
@@ -51,7 +51,23 @@ impl Heart {
         let (welcome, _) = Welcome::decode(&answer).expect("a welcome").expect("whole");
         assert!(welcome.is_authentic(&hello, secret, &binding));
         let session = Session::new(Role::Primary, secret, &hello, &welcome, &binding);
-        Ok(Self { socket, sends: session.clone(), reads: session, beats: 0 })
+        let mut heart = Self { socket, sends: session.clone(), reads: session, beats: 0 };
+        heart.compare_arbiters(&ArbiterIdentity::default())?;
+        Ok(heart)
+    }
+
+    fn compare_arbiters(&mut self, identity: &ArbiterIdentity) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        self.sends.seal_arbiter(identity, &mut bytes).expect("short");
+        self.socket.write_all(&bytes)?;
+        let mut head = [0; ArbiterIdentity::HEAD_BYTES];
+        self.socket.read_exact(&mut head)?;
+        let mut bytes = head.to_vec();
+        bytes.resize(head.len() + ArbiterIdentity::rest_bytes(head).expect("permitted"), 0);
+        self.socket.read_exact(&mut bytes[head.len()..])?;
+        let (theirs, _) = self.reads.open_arbiter(&bytes).expect("authentic").expect("whole");
+        assert!(theirs.is_same(identity), "{theirs:?}");
+        Ok(())
     }
 
     pub fn say(&mut self, message: Message) {
