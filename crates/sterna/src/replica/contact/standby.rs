@@ -9,7 +9,7 @@ use sterna_transport::Channel;
 use sterna_wire::replica::Message;
 
 use super::error::ContactError;
-use super::greeting::{Protection, Secret, Terms, welcome};
+use super::greeting::{Greeting, Protection, Secret, Terms, welcome};
 use super::runner::{Claims, ContactState, Runner};
 use crate::driver::Machine;
 use crate::error::VmError;
@@ -45,7 +45,7 @@ pub struct StandbyContact {
     runner: Arc<Runner<Standby>>,
     protection: Protection,
     terms: Terms,
-    needs_fence: bool,
+    greeting: Greeting,
     ended: Arc<Ended>,
 }
 
@@ -67,10 +67,10 @@ impl StandbyContact {
         guest: Arc<dyn StandbyGuest>,
         claims: impl FnOnce(Protection) -> Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
-        let (link, protection, terms, needs_fence) = welcome(channel, secret)?;
-        let machine = Standby::new(standby::Config { protection, terms, needs_fence });
+        let (link, protection, terms, greeting) = welcome(channel, secret)?;
+        let machine = Standby::new(standby::Config { protection, terms, needs_fence: greeting.needs_fence });
         let runner = Runner::new(machine, link, claims(protection));
-        let contact = Self { runner, protection, terms, needs_fence, ended: Arc::default() };
+        let contact = Self { runner, protection, terms, greeting, ended: Arc::default() };
         contact.spawn("standby", {
             let contact = contact.clone();
             move || contact.control(&guest)
@@ -114,7 +114,12 @@ impl StandbyContact {
 
     /// Whether the guest is started here only after a fence has worked.
     pub fn needs_fence(&self) -> bool {
-        self.needs_fence
+        self.greeting.needs_fence
+    }
+
+    /// Whether pages may come as differences over multifd channels.
+    pub(in crate::replica) fn sends_differences(&self) -> bool {
+        self.greeting.sends_differences
     }
 
     /// Whether the primary is in contact, as far as this side knows.
