@@ -97,9 +97,6 @@ pub enum SettingsError {
         "xbzrle is sent in the checkpoints of a protected guest alone: switch it off, or protect the guest with a standby"
     )]
     DeltaNeedsStandby,
-    /// Differences over multifd.
-    #[error("xbzrle goes over the main channel alone: switch multifd off, or xbzrle")]
-    DeltaIsOneChannel,
     /// Checkpoints without time between them.
     #[error("the interval between checkpoints is too short: {} ms at least", least.as_millis())]
     CheckpointDelay {

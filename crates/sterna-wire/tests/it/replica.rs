@@ -179,6 +179,20 @@ fn changed_greeting_is_not_authentic() {
 }
 
 #[test]
+fn differences_are_announced_beside_the_fence_and_change_the_proof() {
+    let announcing = hello().announcing_differences(&secret(), &BINDING);
+    let mut bytes = Vec::new();
+    announcing.encode(&mut bytes);
+    assert_eq!(bytes[32..36], [0, 0, 0, 3]);
+    let (read, _) = Hello::decode(&bytes).expect("well formed").expect("whole");
+    assert!(read.sends_differences && read.needs_fence && read.is_authentic(&secret(), &BINDING));
+    // Nobody on the way takes it back.
+    bytes[35] = 1;
+    let (read, _) = Hello::decode(&bytes).expect("well formed").expect("whole");
+    assert!(!read.sends_differences && !read.is_authentic(&secret(), &BINDING));
+}
+
+#[test]
 fn every_message_arrives_and_only_at_its_place() {
     let (mut primary, mut standby) = (session(Role::Primary), session(Role::Standby));
     for message in OF_PRIMARY {
@@ -227,5 +241,5 @@ fn greeting_of_another_version_or_with_unknown_flags_says_so() {
     assert!(read(0, 0).to_string().contains("STNR"));
     assert!(read(7, 1).to_string().contains("run the same Sterna on both sides"));
     assert!(read(31, 0).to_string().contains("at least 1"));
-    assert!(read(35, 2).to_string().contains("only 1 is known"));
+    assert!(read(35, 4).to_string().contains("only 1 and 2 are known"));
 }

@@ -266,6 +266,9 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         Way { delay: Duration::from_millis(1), in_flight: 2, lanes: 2, ..PLAIN },
         Way { in_flight: 4, lanes: 2, compression: Compression::Zlib, ..PLAIN },
         Way { in_flight: 3, delta: true, ..PLAIN },
+        Way { delta: true, lanes: 3, ..PLAIN },
+        Way { delta: true, lanes: 2, buffer_bytes: 4096, ..PLAIN },
+        Way { in_flight: 3, delta: true, lanes: 2, compression: Compression::Zlib, ..PLAIN },
     ];
     for way in ways {
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -302,7 +305,7 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
 
 #[test]
 fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
-    for (lanes, delta) in [(0, false), (2, false), (0, true)] {
+    for (lanes, delta) in [(0, false), (2, false), (0, true), (2, true)] {
         let said = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&said);
         let gate =
@@ -510,7 +513,7 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
     for turn in 0..24 {
         let way = Way {
             lanes: [0, 2][turn % 2],
-            delta: turn % 4 == 0,
+            delta: turn / 3 % 2 == 0,
             in_flight: [1, 1, 3][turn % 3],
             cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
             ..PLAIN

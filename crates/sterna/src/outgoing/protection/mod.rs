@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_wire::replica::Output;
 
-pub(crate) use delta::{Coded, DeltaCache, DeltaCounts};
+pub(crate) use delta::{Coded, DeltaCache, DeltaCounts, Scratch};
 pub(crate) use inbox::Inbox;
 pub use pace::{CheckpointMode, MOST_IN_FLIGHT};
 pub(crate) use pace::{Pace, Seen, typical};

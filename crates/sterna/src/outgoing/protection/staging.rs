@@ -184,6 +184,10 @@ impl PageReader for Staging {
             None => Err(MigrationError::Internal(format!("{run:?} is not in the checkpoint that is sent"))),
         }
     }
+
+    fn is_copy(&self) -> bool {
+        self.state.read().sent.is_some()
+    }
 }
 
 #[cfg(test)]

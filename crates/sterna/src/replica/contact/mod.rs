@@ -14,6 +14,7 @@ mod runner;
 mod standby;
 
 pub use error::ContactError;
+pub(in crate::replica) use greeting::Greeting;
 pub use greeting::{Protection, Secret, Terms, new_protection};
 pub use primary::{PrimaryContact, PrimaryGuest};
 pub use runner::{Claims, ContactState};

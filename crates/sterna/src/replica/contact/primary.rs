@@ -12,7 +12,7 @@ use sterna_wire::replica::Message;
 
 use super::arbiter;
 use super::error::ContactError;
-use super::greeting::{Protection, Secret, Terms, greet};
+use super::greeting::{Greeting, Protection, Secret, Terms, greet};
 use super::runner::{Claims, ContactState, Runner};
 use crate::driver::Machine;
 use crate::error::VmError;
@@ -84,21 +84,22 @@ impl PrimaryContact {
     ) -> Result<Self, ContactError> {
         // Whoever relays a stream says that a checkpoint was taken before it knows that one is under way.
         let config = primary::Config { protection, terms, in_flight: 2 };
-        Self::begin_as(channel, config, needs_fence, secret, guest, claims)
+        let greeting = Greeting { needs_fence, sends_differences: false };
+        Self::begin_as(channel, config, greeting, secret, guest, claims)
     }
 
-    /// As [`begin`](Self::begin), with so many checkpoints that may be taken and not be held.
+    /// As [`begin`](Self::begin), with all that a greeting says, and so many checkpoints that may be taken and not be held.
     pub(in crate::replica) fn begin_as(
         channel: &Arc<Channel>,
         config: primary::Config,
-        needs_fence: bool,
+        greeting: Greeting,
         secret: &Secret,
         guest: Arc<dyn PrimaryGuest>,
         claims: Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
         let primary::Config { protection, terms, .. } = config;
         let arbiter = arbiter::found(&*claims)?;
-        let link = greet(channel, protection, terms, needs_fence, secret)?;
+        let link = greet(channel, protection, terms, greeting, secret)?;
         arbiter::compare_first(&link, &arbiter, &*claims)?;
         let runner = Runner::new(Primary::new(config, Duration::ZERO), link, claims);
         let contact = Self { runner, ended: Arc::default() };

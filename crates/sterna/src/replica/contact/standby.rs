@@ -10,7 +10,7 @@ use sterna_wire::replica::Message;
 
 use super::arbiter;
 use super::error::ContactError;
-use super::greeting::{Protection, Secret, Terms, welcome};
+use super::greeting::{Greeting, Protection, Secret, Terms, welcome};
 use super::runner::{Claims, ContactState, Runner};
 use crate::driver::Machine;
 use crate::error::VmError;
@@ -46,7 +46,7 @@ pub struct StandbyContact {
     runner: Arc<Runner<Standby>>,
     protection: Protection,
     terms: Terms,
-    needs_fence: bool,
+    greeting: Greeting,
     ended: Arc<Ended>,
 }
 
@@ -68,12 +68,12 @@ impl StandbyContact {
         guest: Arc<dyn StandbyGuest>,
         claims: impl FnOnce(Protection) -> Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
-        let (link, protection, terms, needs_fence) = welcome(channel, secret)?;
+        let (link, protection, terms, greeting) = welcome(channel, secret)?;
         let claims = claims(protection);
         arbiter::compare_second(&link, &*claims)?;
-        let machine = Standby::new(standby::Config { protection, terms, needs_fence });
+        let machine = Standby::new(standby::Config { protection, terms, needs_fence: greeting.needs_fence });
         let runner = Runner::new(machine, link, claims);
-        let contact = Self { runner, protection, terms, needs_fence, ended: Arc::default() };
+        let contact = Self { runner, protection, terms, greeting, ended: Arc::default() };
         contact.spawn("standby", {
             let contact = contact.clone();
             move || contact.control(&guest)
@@ -117,7 +117,12 @@ impl StandbyContact {
 
     /// Whether the guest is started here only after a fence has worked.
     pub fn needs_fence(&self) -> bool {
-        self.needs_fence
+        self.greeting.needs_fence
+    }
+
+    /// Whether pages may come as differences over multifd channels.
+    pub(in crate::replica) fn sends_differences(&self) -> bool {
+        self.greeting.sends_differences
     }
 
     /// Whether the primary is in contact, as far as this side knows.

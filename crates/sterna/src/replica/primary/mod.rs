@@ -17,7 +17,9 @@ use sterna_transport::{Address, CancelFlag, Channel};
 pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane};
 pub use statistics::{DeltaStatistics, PrimaryStatistics};
 
-use super::contact::{Claims, ContactError, ContactState, PrimaryContact, Protection, Secret, Terms};
+use super::contact::{
+    Claims, ContactError, ContactState, Greeting, PrimaryContact, Protection, Secret, Terms,
+};
 use crate::events::Observer;
 use crate::outgoing::Migration;
 use crate::outgoing::protection::{CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging};
@@ -155,7 +157,10 @@ impl Primary {
         // The pace keeps the number. What has arrived may not be answered yet.
         let in_flight = u64::from(MOST_IN_FLIGHT) + 1;
         let config = primary::Config { protection, terms: options.terms, in_flight };
-        let contact = PrimaryContact::begin_as(channel, config, false, &secret, guest.clone(), claims)?;
+        // Records of the main channel have a form that every standby knows.
+        let sends_differences = capabilities.xbzrle && capabilities.multifd;
+        let greeting = Greeting { needs_fence: false, sends_differences };
+        let contact = PrimaryContact::begin_as(channel, config, greeting, &secret, guest.clone(), claims)?;
         let overseer = PrimaryOverseer::new(contact.clone(), &guest, Arc::clone(&gate));
         let pace = Pace {
             delay: options.checkpoint_delay,

@@ -13,9 +13,22 @@ fn delta() -> Capabilities {
 
 #[test]
 fn standby_has_the_primarys_memory_at_each_checkpoint_whatever_pages_became() {
-    // (pages that the cache holds, bytes of the buffer)
-    for (cache_pages, buffer_bytes) in [(1 << 14, 64 << 20), (1 << 14, 4096), (64, 64 << 20), (1, 64 << 20)] {
-        let way = Way { delta: true, buffer_bytes, ..PLAIN };
+    let all = Way { delta: true, ..PLAIN };
+    let unstaged = Way { buffer_bytes: 4096, ..all };
+    // (how, pages that the cache holds)
+    let ways = [
+        (all, 1 << 14),
+        (unstaged, 1 << 14),
+        (all, 64),
+        (all, 1),
+        (Way { lanes: 1, ..all }, 1 << 14),
+        (Way { lanes: 3, ..all }, 1 << 14),
+        (Way { lanes: 2, compression: Compression::Zstd, ..all }, 64),
+        (Way { lanes: 2, zero_pages: sterna::ZeroPageDetection::Legacy, ..all }, 1 << 14),
+        (Way { lanes: 2, zero_pages: sterna::ZeroPageDetection::None, ..all }, 1),
+        (Way { lanes: 2, ..unstaged }, 1 << 14),
+    ];
+    for (way, cache_pages) in ways {
         let mut led = Led::new(&way, cache_pages);
         let mut random = fastrand::Rng::with_seed(16);
         for _ in 0..30 {
@@ -38,10 +51,13 @@ fn standby_has_the_primarys_memory_at_each_checkpoint_whatever_pages_became() {
             led.assert_same();
         }
         let came = led.statistics();
-        assert_eq!(came.unbuffered > 0, buffer_bytes == 4096);
+        assert_eq!(came.unbuffered > 0, way.buffer_bytes == 4096);
         let counts = came.xbzrle;
         assert!(counts.cache_misses > 0, "{counts:?}");
-        if cache_pages > 1 {
+        if way.lanes > 0 && way.buffer_bytes == 4096 {
+            // What is not copied may change before it is sent, for all that a lane knows.
+            assert_eq!((counts.pages, counts.same), (0, 0), "{counts:?}");
+        } else if cache_pages > 1 {
             assert!(counts.pages > 0 && counts.same > 0 && counts.overflows > 0, "{counts:?}");
         }
         led.hand_over();
@@ -75,8 +91,9 @@ fn bytes_per_dirty_page(way: &Way) -> f64 {
 #[test]
 fn sparse_writer_sends_differences_and_not_pages() {
     let with = bytes_per_dirty_page(&Way { delta: true, ..PLAIN });
+    let over_lanes = bytes_per_dirty_page(&Way { delta: true, lanes: 2, ..PLAIN });
     let without = bytes_per_dirty_page(&PLAIN);
-    assert!(with <= 0.3, "{with}");
+    assert!(with <= 0.3 && over_lanes <= 0.3, "{with}, {over_lanes}");
     assert!((1.0..=1.05).contains(&without), "{without}");
 }
 
@@ -87,9 +104,4 @@ fn differences_are_refused_where_nobody_sends_them() {
     let begun = Migration::start(vm(), &at, parameters(), delta(), Arc::new(()));
     let refused = begun.err().map(|error| error.to_string());
     assert_eq!(refused, Some(StartError::from(SettingsError::DeltaNeedsStandby).to_string()));
-
-    let way = Way { lanes: 2, delta: true, ..PLAIN };
-    let pair = try_protect((writer(), writer()), &way, TERMS, Arc::new(NoOutput));
-    let refused = pair.err().map(|error| error.to_string());
-    assert_eq!(refused, Some(StartError::from(SettingsError::DeltaIsOneChannel).to_string()));
 }

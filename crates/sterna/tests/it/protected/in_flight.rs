@@ -142,7 +142,7 @@ fn checkpoints_share_the_memory_for_copies() {
 
 #[test]
 fn checkpoints_that_wait_bring_what_was_there_when_they_were_taken() {
-    for (lanes, delta) in [(0, false), (0, true), (2, false)] {
+    for (lanes, delta) in [(0, false), (0, true), (2, false), (2, true)] {
         let way = Way { lanes, delta, in_flight: 4, ..PLAIN };
         let mut led = Led::new(&way, 1 << 14);
         let mut random = fastrand::Rng::with_seed(16);
@@ -172,8 +172,13 @@ fn checkpoints_that_wait_bring_what_was_there_when_they_were_taken() {
 
 #[test]
 fn base_of_differences_is_forgotten_with_a_checkpoint_that_is_lost() {
-    let way = Way { delta: true, in_flight: 4, ..PLAIN };
-    let mut led = Led::new(&way, 1 << 14);
+    for lanes in [0, 2] {
+        forgets_the_base(&Way { lanes, delta: true, in_flight: 4, ..PLAIN });
+    }
+}
+
+fn forgets_the_base(way: &Way) {
+    let mut led = Led::new(way, 1 << 14);
     for number in 1..4_u64 {
         led.write(0, 7, 100, &number.to_ne_bytes());
         led.checkpoint();
@@ -190,7 +195,7 @@ fn base_of_differences_is_forgotten_with_a_checkpoint_that_is_lost() {
 
     assert_eq!(led.primary.wait(), primary::Outcome::Alone(primary::Because::Claim));
     // What the guest writes next is not told apart by what the lost standby held, or was to hold.
-    let mut led = Led::protect(led.here, &way, 1 << 14, 2);
+    let mut led = Led::protect(led.here, way, 1 << 14, 2);
     led.write(0, 7, 200, b"next");
     led.checkpoint();
     assert_eq!((led.statistics().xbzrle.pages, led.statistics().xbzrle.same), (0, 0));

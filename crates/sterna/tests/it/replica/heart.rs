@@ -38,11 +38,26 @@ fn terms(is_long: bool) -> Terms {
 impl Heart {
     /// Greets. The guest cannot be stopped from its side, as a QEMU's.
     pub fn greet(to: &Address, secret: &Secret, is_long: bool) -> io::Result<Self> {
+        Self::greet_with(to, secret, is_long, |hello, _| hello)
+    }
+
+    /// As a Sterna that sends pages as differences over multifd channels.
+    pub fn greet_announcing_differences(to: &Address, secret: &Secret) -> io::Result<Self> {
+        Self::greet_with(to, secret, true, |hello, binding| hello.announcing_differences(secret, binding))
+    }
+
+    fn greet_with(
+        to: &Address,
+        secret: &Secret,
+        is_long: bool,
+        and: impl FnOnce(Hello, &ChannelBinding) -> Hello,
+    ) -> io::Result<Self> {
         let mut socket = TcpStream::connect(("127.0.0.1", support::port(to)))?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
         let binding: ChannelBinding = None;
         let Protection { id, generation } = PROTECTION;
         let hello = Hello::new(id, generation, true, terms(is_long), [1; 16], secret, &binding);
+        let hello = and(hello, &binding);
         let mut bytes = Vec::new();
         hello.encode(&mut bytes);
         socket.write_all(&bytes)?;
