@@ -342,6 +342,10 @@ impl Claims for ClaimsOfALivingGuest {
         self.claims.arbiter()
     }
 
+    fn look(&self) -> Result<(), String> {
+        self.claims.look()
+    }
+
     fn arbiters_compared(&self) {
         self.claims.arbiters_compared();
     }
