@@ -58,6 +58,13 @@ impl Claims for ArbitersClaims {
         Ok(ArbiterIdentity { name: name.collect(), store })
     }
 
+    fn look(&self) -> Result<(), String> {
+        let Claim { guest, generation, .. } = &self.claim;
+        self.arbiter.identity(guest, *generation).map_err(|error| error.to_string())?;
+        self.arbiter.forget_identity(guest, *generation);
+        Ok(())
+    }
+
     fn arbiters_compared(&self) {
         self.arbiter.forget_identity(&self.claim.guest, self.claim.generation);
     }

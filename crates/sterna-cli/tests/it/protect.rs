@@ -182,6 +182,54 @@ fn guest_is_handed_over_as_planned_and_protection_ends_by_word() {
 }
 
 #[test]
+fn planned_takeover_without_an_arbiter_fails_and_the_guest_goes_on_protected() {
+    let mut pair = Pair::with(&["--lease=60s"], &[]);
+    std::fs::rename(pair.path("arbiter"), pair.path("away")).unwrap();
+    let checkpoints = |pair: &Pair| pair.report("b.qmp")["checkpoints"].as_u64().unwrap();
+    let before = checkpoints(&pair);
+
+    let refused = command("takeover", &pair.path("b.qmp"), &["--planned"]);
+
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("the arbiter cannot be asked now") && said.contains("protected"), "{said}");
+    assert!(pair.is_running("a.qmp") && !pair.is_running("b.qmp"));
+    wait("checkpoints", || checkpoints(&pair) > before + 5);
+
+    std::fs::rename(pair.path("away"), pair.path("arbiter")).unwrap();
+    assert!(command("takeover", &pair.path("b.qmp"), &["--planned"]).status.success());
+    wait("the guest at the standby", || pair.is_running("b.qmp"));
+    assert_eq!(pair.protect_ends().0, Some(0));
+    pair.assert_consistent("b.qmp");
+}
+
+#[test]
+fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
+    let pair = Pair::new(&[]);
+    std::fs::rename(pair.path("arbiter"), pair.path("away")).unwrap();
+
+    assert!(command("takeover", &pair.path("b.qmp"), &[]).status.success());
+
+    for (name, state) in [("a.qmp", "asking"), ("b.qmp", "claiming")] {
+        let arbiter = pair.path("arbiter").display().to_string();
+        wait(&format!("{state} with the arbiter's name at {name}"), || {
+            let info = command("info", &pair.path(name), &[]);
+            let info = String::from_utf8_lossy(&info.stdout).into_owned();
+            info.contains(state) && info.contains(&arbiter) && info.contains("gives no ruling")
+        });
+    }
+    wait("the stop", || !pair.is_running("a.qmp"));
+    assert!(!pair.is_running("b.qmp"));
+
+    std::fs::rename(pair.path("away"), pair.path("arbiter")).unwrap();
+    wait("one survivor", || {
+        let runs = ["a.qmp", "b.qmp"].map(|name| connect(&pair.path(name)).is_some() && pair.is_running(name));
+        assert_ne!(runs, [true, true]);
+        runs != [false, false]
+    });
+}
+
+#[test]
 fn sides_with_two_arbiters_are_refused_by_name_and_the_guest_runs_on() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();

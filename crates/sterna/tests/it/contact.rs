@@ -142,18 +142,34 @@ impl StandbyGuest for Guest {
 struct Arbiter {
     owner: Mutex<Option<&'static str>>,
     is_away: AtomicBool,
+    /// From this side alone.
+    is_away_from: Mutex<Option<&'static str>>,
 }
 
 impl Arbiter {
     fn of(self: &Arc<Self>, side: &'static str) -> Arc<dyn Claims> {
-        let this = Arc::clone(self);
-        Arc::new(move || {
-            if this.is_away.load(Ordering::SeqCst) {
-                return Err("told to be away".to_owned());
-            }
-            let owner = *this.owner.lock().get_or_insert(side);
-            Ok(if owner == side { Ruling::Won } else { Ruling::Lost })
-        })
+        Arc::new(AsksArbiter { arbiter: Arc::clone(self), side })
+    }
+}
+
+struct AsksArbiter {
+    arbiter: Arc<Arbiter>,
+    side: &'static str,
+}
+
+impl Claims for AsksArbiter {
+    fn claim(&self) -> Result<Ruling, String> {
+        self.look()?;
+        let owner = *self.arbiter.owner.lock().get_or_insert(self.side);
+        Ok(if owner == self.side { Ruling::Won } else { Ruling::Lost })
+    }
+
+    fn look(&self) -> Result<(), String> {
+        let is_away = self.arbiter.is_away.load(Ordering::SeqCst);
+        match is_away || *self.arbiter.is_away_from.lock() == Some(self.side) {
+            true => Err("told to be away".to_owned()),
+            false => Ok(()),
+        }
     }
 }
 
@@ -300,6 +316,46 @@ fn planned_takeover_that_cannot_start_leaves_the_guest_where_it_was() {
     primary.hand_over().expect("protected");
 
     assert_eq!(primary.wait(), primary::Outcome::Alone(primary::Because::Never));
+    assert!(here.runs() && !there.runs());
+    assert_eq!(*arbiter.owner.lock(), None, "nobody asked");
+}
+
+#[test]
+fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() {
+    for needs_fence in [false, true] {
+        let Pair { here, there, primary, standby, arbiter, .. } = pair(terms(true), needs_fence);
+        *here.peer.lock() = Some(standby.clone());
+        arbiter.is_away.store(true, Ordering::SeqCst);
+
+        let refused = standby.take_over(true).expect_err("without an arbiter");
+        assert_eq!(refused, standby::Refusal::ArbiterOutOfReach);
+        assert!(refused.to_string().contains("the guest goes on at the primary, protected"), "{refused}");
+        let refused = primary.hand_over().expect_err("without an arbiter");
+        assert_eq!(refused, primary::Refusal::ArbiterOutOfReach);
+
+        assert!(here.runs() && !here.has_done("last"));
+        assert_eq!((primary.state().state, standby.state().state), (primary::State::Protected, standby::State::Following));
+        // The protection goes on, and so does a takeover when the arbiter is there.
+        arbiter.is_away.store(false, Ordering::SeqCst);
+        standby.take_over(true).expect("with an arbiter");
+        assert_eq!(standby.wait(PATIENCE), Some(standby::Outcome::Running(2)));
+        assert_eq!(primary.wait(), primary::Outcome::HandedOver);
+        assert!(there.runs() && !here.runs());
+    }
+}
+
+#[test]
+fn guest_that_was_given_goes_on_at_the_primary_if_its_standby_finds_no_arbiter() {
+    let Pair { here, there, primary, standby, arbiter, .. } = pair(terms(true), false);
+    *here.peer.lock() = Some(standby.clone());
+    // The primary reaches it.
+    *arbiter.is_away_from.lock() = Some("standby");
+
+    primary.hand_over().expect("the primary has looked");
+
+    assert_eq!(primary.wait(), primary::Outcome::Alone(primary::Because::Never));
+    let discarded = standby::Outcome::Discarded(standby::Because::ArbiterOutOfReach);
+    assert_eq!(standby.wait(PATIENCE), Some(discarded));
     assert!(here.runs() && !there.runs());
     assert_eq!(*arbiter.owner.lock(), None, "nobody asked");
 }

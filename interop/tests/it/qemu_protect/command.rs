@@ -216,6 +216,34 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
 }
 
 #[test]
+fn planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected() -> Result<(), Failure> {
+    let test = "planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let (mut standby, mut protect) = both(&mut lab, "planned")?;
+    let at = |what: &str| lab.directory.path().join(what);
+    let rename = |from: &str, to: &str| std::fs::rename(at(from), at(to)).map_err(|error| error.to_string());
+    let monitor = at("standbyplanned").display().to_string();
+    rename("claims", "away")?;
+
+    let refused = sterna_does(&["takeover", &monitor, "--planned"]).unwrap_err();
+    assert!(refused.contains("the arbiter cannot be asked now"), "{refused}");
+    let mut control = sterna_qmp::drive::Vm::connect(&sterna_qmp::Endpoint::Unix(at("controlplanned")))
+        .map_err(|error| error.to_string())?;
+    let refused = control.execute("x-sterna-takeover", Value::Null).unwrap_err().to_string();
+    assert!(refused.contains("the arbiter cannot be asked now"), "{refused}");
+    protect.line(|line| line["state"] == "protected")?;
+    lab.network.hear_more(20)?;
+
+    rename("away", "claims")?;
+    sterna_does(&["takeover", &monitor, "--planned"])?;
+    assert_eq!(protect.end()?.code(), Some(0));
+    let status = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+    assert!(status.success(), "{status}");
+    wait("QEMU's end", || lab.primary.ended()).map(drop)
+}
+
+#[test]
 fn qemu_whose_standby_asks_another_arbiter_is_left_as_it_was() -> Result<(), Failure> {
     let test = "qemu_whose_standby_asks_another_arbiter_is_left_as_it_was";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };

@@ -109,6 +109,10 @@ impl Claims for NotedClaims {
         self.claims.claim()
     }
 
+    fn look(&self) -> Result<(), String> {
+        self.claims.look()
+    }
+
     fn arbiter(&self) -> Result<ArbiterIdentity, String> {
         let found = self.claims.arbiter();
         *self.judge.identity.lock() = Some(match &found {

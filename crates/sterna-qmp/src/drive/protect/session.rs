@@ -50,7 +50,7 @@ pub struct QemuProtection {
 /// What is put back.
 struct Undo {
     changed: Changed,
-    disks: Disks,
+    disks: Arc<Disks>,
     _directory: SocketDirectory,
 }
 
@@ -342,6 +342,10 @@ impl Claims for ClaimsOfALivingGuest {
         self.claims.arbiter()
     }
 
+    fn look(&self) -> Result<(), String> {
+        self.claims.look()
+    }
+
     fn arbiters_compared(&self) {
         self.claims.arbiters_compared();
     }
@@ -391,7 +395,8 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
         }
         _ => Ok(()),
     };
-    let disks = Disks::attach(monitor, relay, directory.path(), &request.disks, &goes_on)?;
+    let disks = Arc::new(Disks::attach(monitor, relay, directory.path(), &request.disks, &goes_on)?);
+    guard.set_disks(Arc::clone(&disks));
     let undo_disks = |error| {
         // The error is what the operator must hear.
         let _ = disks.remove(monitor);

@@ -169,12 +169,13 @@ impl PrimaryContact {
         self.runner.driver.feed(Event::Unprotect).map(drop)
     }
 
-    /// Hands the guest over as planned.
+    /// Hands the guest over as planned, if the arbiter can be asked. May take as long as a claim.
     ///
     /// # Errors
     /// The machine's refusal.
     pub fn hand_over(&self) -> Result<(), primary::Refusal> {
-        self.runner.driver.feed(Event::HandOver).map(drop)
+        let is_arbiter_in_reach = self.runner.is_arbiter_in_reach();
+        self.runner.driver.feed(Event::HandOver { is_arbiter_in_reach }).map(drop)
     }
 
     /// Whether what the guest said in this epoch may leave, now.

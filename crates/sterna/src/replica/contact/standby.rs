@@ -160,12 +160,13 @@ impl StandbyContact {
         self.runner.tell(event);
     }
 
-    /// The operator wants a takeover.
+    /// The operator wants a takeover. For a planned one the arbiter is asked first whether it is there, which may take as long as a claim.
     ///
     /// # Errors
     /// The machine's refusal.
     pub fn take_over(&self, is_planned: bool) -> Result<(), standby::Refusal> {
-        self.runner.driver.feed(Event::TakeOver { is_planned }).map(drop)
+        let is_arbiter_in_reach = !is_planned || self.runner.is_arbiter_in_reach();
+        self.runner.driver.feed(Event::TakeOver { is_planned, is_arbiter_in_reach }).map(drop)
     }
 
     /// The operator wants the failed step again.
@@ -231,7 +232,14 @@ impl StandbyContact {
             }
             Action::Prepare(checkpoint) => {
                 let guest = Arc::clone(guest);
-                let prepare = move || guest.prepare(checkpoint).map(|()| Event::Prepared).map_err(text);
+                let asked = Arc::clone(runner);
+                let prepare = move || {
+                    guest.prepare(checkpoint).map_err(text)?;
+                    // Only a guest that was given can go back.
+                    let is_given = asked.driver.inspect(Standby::is_given);
+                    let is_arbiter_in_reach = !is_given || asked.is_arbiter_in_reach();
+                    Ok(Event::Prepared { is_arbiter_in_reach })
+                };
                 runner.beside("making the checkpoint ready", prepare, Event::PrepareFailed);
             }
             Action::Claim => {
