@@ -18,7 +18,7 @@ use crate::error::{MigrationError, VmError};
 use crate::events::Event;
 use crate::interruption::Break;
 use crate::outgoing::main_stream::MainStream;
-use crate::outgoing::protection::{LAST_PAUSES, Protecting, Seen, Withholder, typical};
+use crate::outgoing::protection::{LAST_PAUSES, Protecting, Seen, Withholder, counts_from, typical};
 use crate::threads::{call, caught, tried};
 use crate::vm::RunState;
 
@@ -73,7 +73,7 @@ impl Control {
         let mut began = Instant::now();
         loop {
             self.await_next(protecting, began)?;
-            began = Instant::now();
+            began = counted(protecting, began);
             let is_last = protecting.take_wanted();
             number += 1;
             self.checkpoint(protecting, number, is_last)?;
@@ -355,6 +355,14 @@ fn due(protecting: &Protecting, began: Instant) -> Instant {
     let pause = protecting.counts.lock().pause;
     let waits_since = protecting.overseer.output_waits_since();
     protecting.pace.lock().due(Seen { began, pause, waits_since })
+}
+
+/// From when the interval after the checkpoint counts that begins now.
+fn counted(protecting: &Protecting, last_began: Instant) -> Instant {
+    let due = due(protecting, last_began);
+    let pause = protecting.counts.lock().pause;
+    let interval = protecting.pace.lock().interval(pause);
+    counts_from(due, Instant::now(), interval)
 }
 
 fn note_pause(protecting: &Protecting, taken: &Taken, pause: Duration) {
