@@ -54,8 +54,13 @@ impl Lab {
 
     /// The boot sector that [`start_writer`](Self::start_writer) takes, written to `file`.
     pub fn boot_sector(&self, bytes: u64, file: &Path) -> Result<(), Failure> {
+        self.boot_sector_of(Guest::Boot, bytes, file)
+    }
+
+    /// As [`boot_sector`](Self::boot_sector), of another guest that is one.
+    pub fn boot_sector_of(&self, guest: Guest, bytes: u64, file: &Path) -> Result<(), Failure> {
         let place = directory()?;
-        self.builder(bytes)?.guest(Guest::Boot).command_in(place.path())?;
+        self.builder(bytes)?.guest(guest).command_in(place.path())?;
         let image =
             std::fs::read(place.path().join("boot.img")).map_err(|error| format!("boot.img: {error}"))?;
         let sector = image.get(..512).ok_or("the boot sector is too short")?;

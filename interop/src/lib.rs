@@ -54,6 +54,6 @@ pub use scenarios::Failure;
 pub use sterna_program::{sterna, sterna_does};
 pub use ticks::{Tick, unbroken};
 pub use workload::{
-    DONE_ADDRESS, Guest, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, NUMBER_ADDRESS,
-    NUMBER_IN_FRAME, PACE_ADDRESS, SCRIBE_BYTES, boot_disk, scribe_devices, scribe_disks, scribed,
+    DONE_ADDRESS, GAPS, GAPS_ADDRESS, Guest, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS,
+    NUMBER_ADDRESS, NUMBER_IN_FRAME, PACE_ADDRESS, SAYS_ADDRESS, SCRIBE_BYTES, boot_disk, gap_ticks, scribe_devices, scribe_disks, scribed,
 };

@@ -8,7 +8,10 @@ mod talker;
 
 use std::path::Path;
 
-pub use boot::{LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS};
+pub use boot::{
+    GAPS, GAPS_ADDRESS, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS, SAYS_ADDRESS,
+    gap_ticks,
+};
 pub use scribe::{DONE_ADDRESS, SCRIBE_BYTES, scribe_devices, scribe_disks, scribed};
 pub(crate) use sweep::{PLACES, Sweep};
 pub use talker::{NUMBER_ADDRESS, NUMBER_IN_FRAME};
@@ -26,6 +29,8 @@ pub enum Guest {
     Boot,
     /// The same, but that neighbours in time are far apart in memory.
     Scattered,
+    /// The same over a ring of 64 MiB, in order, as what is received is written to. 256 MiB or more.
+    Ring,
     /// Debian's stock kernel with a busybox that rewrites files in a tmpfs and compares their digests. Some
     /// seconds to boot under TCG. 128 MiB or more.
     Linux,
@@ -61,6 +66,7 @@ impl Guest {
             Self::None => Ok(Vec::new()),
             Self::Boot => boot::arguments(machine, Sweep::in_order(memory_mib), directory),
             Self::Scattered => boot::arguments(machine, Sweep::scattered(memory_mib), directory),
+            Self::Ring => boot::arguments(machine, Sweep::ring(), directory),
             Self::Linux => linux::arguments(root),
             Self::Talker => talker::arguments(directory),
             Self::Scribe => scribe::arguments(directory),

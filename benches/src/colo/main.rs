@@ -1,103 +1,87 @@
-//! What protecting a QEMU's guest costs it: the pause for each checkpoint, with QEMU's own secondary (COLO) and with a standby that holds
-//! checkpoints and runs nothing, beside each other.
+//! What protecting a guest costs it: pauses, checkpoints, output and takeovers, QEMU's own (COLO) beside Sterna's.
 //!
-//! - The primary is the same QEMU in all rows but `sterna`: `pc`, one vCPU, no network card and no replicated disk. The clock is its own:
-//!   from its event STOP to its event RESUME, in microseconds. The seeding's pause is left out. All machines run on KVM, if there is one.
-//! - `qemu`: QEMU with `-incoming` and `x-colo`, whose guest runs, too. `standby`: `sterna::replica::Standby` in this process. `protect`:
-//!   the same behind `QemuProtection`, which relays the stream and waits for the contact's answers. `sterna`: two VMs of `sterna run` with
-//!   the same boot sector and the command `sterna protect`; needs KVM. While idle it writes a page each second.
+//! - QEMU's machine is the same in all rows: `pc`, one vCPU, no network card but a talker's, no replicated disk. The clock of pauses is the
+//!   machine's own: from its event STOP to its event RESUME, in microseconds. The seeding's pause is left out. All machines run on KVM, if there
+//!   is one; Sterna's need it.
+//! - `qemu-qemu`: QEMU with `-incoming` and `x-colo`, whose guest runs, too. `qemu-sterna`: `sterna protect` and `sterna standby` beside the same
+//!   QEMU. `sterna-sterna`: two VMs of `sterna run` and `sterna protect`. `qemu-standby`, if asked for: `sterna standby` alone.
+//! - Every side is a process of its own, so CPU time and memory are its own. The primary's is QEMU and `sterna protect`.
 //! - All are connected by Unix sockets on this host, so the cores are shared by everybody.
+//! - The guest is a boot sector that is paced and counts the times between two of its pages (`interop/src/workload/boot.rs`).
 //! - Beside the pauses of Sterna's VM stands what a plain copy of as many pages takes, with as many threads.
-//! - The ways take turns with each setting, so that a machine that is slower for a while is slower for all.
+//! - Pairs take turns with each setting, so that a machine that is slower for a while is slower for all.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
 mod copy;
+mod goals;
+mod guest;
 mod pair;
 mod pauses;
+mod plan;
+mod process;
+mod recovery;
+mod row;
 mod sterna;
+mod table;
+mod unprotected;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use serde_json::{Value, json};
+use sterna_benches::Failure;
+use sterna_benches::markdown::{self, Measured};
 use sterna_interop::Root;
 
-use pauses::{Measured, Setting};
+use plan::{Cell, Load, Pair};
+use row::Row;
+use unprotected::Migrations;
 
-/// What went wrong, in words.
-type Failure = String;
-
-/// Measures the pauses of checkpoints.
+/// Measures protected guests. Without --pairs, --loads, --delays and --channels: the whole matrix, and takeovers.
 #[derive(Parser)]
 struct Args {
-    /// RAM of the guest, MiB.
-    #[arg(long, default_value_t = 256)]
+    /// RAM of the guest, MiB; 256 or more.
+    #[arg(long, default_value_t = 512)]
     ram: u64,
-    /// Who is at the other end.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "qemu,standby,protect,sterna")]
-    ways: Vec<Way>,
-    /// What the guest does.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "idle,writer")]
+    /// Who protects whom [default of a part: qemu-qemu, qemu-sterna, sterna-sterna].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pairs: Vec<Pair>,
+    /// What the guest does [default of a part: idle, middle].
+    #[arg(long, value_enum, value_delimiter = ',')]
     loads: Vec<Load>,
-    /// Milliseconds from checkpoint to checkpoint.
-    #[arg(long, value_delimiter = ',', default_value = "600,100,10")]
+    /// Milliseconds from checkpoint to checkpoint [default of a part: 100].
+    #[arg(long, value_delimiter = ',')]
     delays: Vec<u64>,
-    /// Multifd channels; 0: the main channel alone.
-    #[arg(long, value_delimiter = ',', default_value = "0,1,2,4")]
+    /// Multifd channels; 0: the main channel alone [default of a part: 0].
+    #[arg(long, value_delimiter = ',')]
     channels: Vec<u8>,
-    /// Pages that the writer writes in a second.
-    #[arg(long, default_value_t = 25_000)]
-    pages_per_second: u64,
-    /// Seconds for each row.
-    #[arg(long, default_value_t = 6.0)]
+    /// How Sterna's primary takes pages: each mode is a row of `sterna-sterna` (`x-sterna-checkpoint-copy`).
+    #[arg(long, value_delimiter = ',', default_value = plan::COPY)]
+    modes: Vec<String>,
+    /// Checkpoints on their way at Sterna's primary (`x-sterna-checkpoints-in-flight`).
+    #[arg(long, default_value_t = 1)]
+    in_flight: u8,
+    /// Seconds for each row; 15 checkpoints, at least.
+    #[arg(long, default_value_t = 4.0)]
     seconds: f64,
-    /// The `sterna` command, for the way `sterna`.
+    /// Takeovers of each kind, of which the median counts; 0: none.
+    #[arg(long, default_value_t = 3)]
+    takeovers: u32,
+    /// An earlier `sterna` command: migrations that are not protected are compared with its.
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
+    /// Migrations of each of the two.
+    #[arg(long, default_value_t = 15)]
+    migrations: u32,
+    /// The `sterna` command.
     #[arg(long, default_value = "sterna")]
     sterna: PathBuf,
     /// Write the rows as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
-enum Way {
-    /// QEMU's own secondary.
-    Qemu,
-    /// A standby.
-    Standby,
-    /// A standby with all that protects a guest beside QEMU.
-    Protect,
-    /// A VM of `sterna run`, and its standby another one.
-    Sterna,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
-enum Load {
-    /// The firmware waits for a disk.
-    Idle,
-    /// The boot sector writes half of RAM at a pace.
-    Writer,
-}
-
-impl Way {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Qemu => "qemu",
-            Self::Standby => "standby",
-            Self::Protect => "protect",
-            Self::Sterna => "sterna",
-        }
-    }
-}
-
-impl Load {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Writer => "writer",
-        }
-    }
+    /// Write goals and rows as `benches/RESULTS.md` has them.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
 }
 
 fn main() {
@@ -110,89 +94,72 @@ fn main() {
 
 fn run(args: &Args) -> Result<(), Failure> {
     let Some(root) = Root::qemu_for("bench colo") else { return Ok(()) };
-    println!(
-        "| load | delay, ms | channels | other end | checkpoints/s | pause, ms: mean | p50 | p99 | of | pages each | bytes / dirty | \
-         CPU ms each: primary | standby | standby resident, MiB | plain copy of the pages, ms |"
-    );
-    println!("|{}", " --- |".repeat(15));
-    let mut rows = Vec::new();
-    for &load in &args.loads {
-        for &delay in &args.delays {
-            for &channels in &args.channels {
-                for &way in &args.ways {
-                    let setting = Setting {
-                        way,
-                        ram_mib: args.ram,
-                        pages_per_second: if load == Load::Writer { args.pages_per_second } else { 0 },
-                        delay: Duration::from_millis(delay),
-                        channels,
-                        time: Duration::from_secs_f64(args.seconds),
-                    };
-                    let measured = match way {
-                        Way::Sterna => sterna::measure(&root, args.sterna.clone(), &setting),
-                        _ => pair::measure(&root, &setting),
-                    };
-                    let measured = measured.map_err(|why| {
-                        format!("{} {} {delay} ms, {channels}: {why}", way.word(), load.word())
-                    })?;
-                    println!("{}", row(load, &setting, &measured));
-                    rows.push(value(load, &setting, &measured));
-                }
-            }
+    print!("{}", table::head());
+    let (mut rows, mut failures) = (Vec::new(), Vec::new());
+    for cell in plan::cells(args) {
+        note(&cell, measure(&root, args, &cell), &mut rows, &mut failures);
+    }
+    for cell in takeovers(args) {
+        let taken = recovery::measure(&root, &args.sterna, &cell, args.takeovers);
+        let row = taken.map(|taken| Row::of_takeovers(&cell, &taken));
+        note(&cell, row.map_err(|why| format!("takeover: {why}")), &mut rows, &mut failures);
+    }
+    let unprotected = args.before.as_ref().map(|before| {
+        unprotected::measure(before, &args.sterna, args.ram << 20, args.migrations.max(1))
+    });
+    write(args, &rows, unprotected.transpose()?)?;
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+fn measure(root: &Root, args: &Args, cell: &Cell) -> Result<Row, Failure> {
+    let measured = match cell.pair {
+        Pair::SternaSterna => sterna::measure(root, &args.sterna, cell),
+        _ => pair::measure(root, &args.sterna, cell),
+    };
+    measured.map(|measured| Row::of(cell, &measured))
+}
+
+/// One row that could not be measured is said, and does not cost the others.
+fn note(cell: &Cell, row: Result<Row, Failure>, rows: &mut Vec<Row>, failures: &mut Vec<Failure>) {
+    match row {
+        Ok(row) => {
+            println!("{}", table::row(&row));
+            rows.push(row);
+        }
+        Err(why) => {
+            let why = format!("{}: {why}", cell.name());
+            eprintln!("{why}");
+            failures.push(why);
         }
     }
+}
+
+/// Of each pair once, if there are to be any.
+fn takeovers(args: &Args) -> Vec<Cell> {
+    let mut taken: Vec<Cell> = Vec::new();
+    for cell in plan::cells(args).into_iter().filter(|_| args.takeovers > 0) {
+        if !taken.iter().any(|before| before.pair == cell.pair) {
+            taken.push(recovery::cell(cell.pair, cell));
+        }
+    }
+    taken
+}
+
+fn write(args: &Args, rows: &[Row], unprotected: Option<[Migrations; 2]>) -> Result<(), Failure> {
+    let mut goals = goals::goals(rows);
+    goals.extend(unprotected.iter().flat_map(goals::of_migrations));
+    let goals = table::goals(&goals);
+    println!("\n{goals}");
     if let Some(file) = &args.json {
-        let all = json!({"schema": "sterna-bench-colo", "version": 1, "ram_mib": args.ram, "rows": rows});
+        let rows: Vec<Value> = rows.iter().map(Row::value).collect();
+        let all = json!({"schema": "sterna-bench-colo", "version": 2, "ram_mib": args.ram, "rows": rows});
         std::fs::write(file, format!("{all:#}\n")).map_err(|error| format!("{}: {error}", file.display()))?;
     }
+    if let Some(file) = &args.markdown {
+        let lines: Vec<String> = rows.iter().map(|row| table::row(row) + "\n").collect();
+        let tables = format!("{goals}\n{}{}", table::head(), lines.concat());
+        let text = markdown::document(&Measured::now("colo"), &tables);
+        std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
     Ok(())
-}
-
-fn row(load: Load, setting: &Setting, measured: &Measured) -> String {
-    let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e3);
-    let ms2 = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
-    let (costs, each) = (&measured.costs, measured.pauses.len().max(1) as u32);
-    format!(
-        "| {} | {} | {} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-        load.word(),
-        setting.delay.as_millis(),
-        setting.channels,
-        setting.way.word(),
-        measured.per_second(),
-        ms(measured.mean()),
-        ms(measured.at_most(500)),
-        ms(measured.at_most(990)),
-        measured.pauses.len(),
-        if costs.pages > 0 { format!("{:.0}", costs.pages as f64 / each as f64) } else { "–".to_owned() },
-        if costs.pages > 0 {
-            format!("{:.2}", costs.bytes as f64 / (costs.pages << 12) as f64)
-        } else {
-            "–".to_owned()
-        },
-        ms(costs.primary_cpu / each),
-        ms(costs.standby_cpu / each),
-        measured.standby_resident_bytes >> 20,
-        if setting.way == Way::Sterna {
-            ms2(copy::median(costs.pages / u64::from(each)))
-        } else {
-            "–".to_owned()
-        },
-    )
-}
-
-fn value(load: Load, setting: &Setting, measured: &Measured) -> Value {
-    json!({
-        "load": load.word(),
-        "pages_per_second": setting.pages_per_second,
-        "delay_ms": setting.delay.as_millis() as u64,
-        "channels": setting.channels,
-        "way": setting.way.word(),
-        "checkpoints_per_second": measured.per_second(),
-        "pages": measured.costs.pages,
-        "bytes": measured.costs.bytes,
-        "primary_cpu_s": measured.costs.primary_cpu.as_secs_f64(),
-        "standby_cpu_s": measured.costs.standby_cpu.as_secs_f64(),
-        "standby_resident_bytes": measured.standby_resident_bytes,
-        "pauses_us": measured.pauses.iter().map(|pause| pause.as_micros() as u64).collect::<Vec<_>>(),
-    })
 }

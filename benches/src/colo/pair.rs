@@ -1,191 +1,238 @@
 //! A QEMU as primary, and one other end.
 
-use std::cell::RefCell;
-use std::os::unix::fs::FileExt;
+use std::io::Read as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
-use sterna::replica::machines::Ruling;
-use sterna::replica::{Claims, Protection, Secret, Standby, StandbyContact, StandbyGuest, StandbyOptions};
-use sterna::{Address, Capabilities, Parameters, VmError};
-use sterna_benches::clock::{CpuClock, ticks_per_second};
-use sterna_interop::{Builder, Guest, PACE_ADDRESS, Qemu, Ram, Root};
-use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
-use sterna_qmp::drive::protect::{ProtectRequest, QemuProtection};
-use sterna_transport::Channel;
+use sterna_benches::clock::CpuClock;
+use sterna_benches::peer::ram_of;
+use sterna_interop::{Builder, Guest, Qemu, Ram, Root};
+use sterna_qmp::{Client, QmpEvent};
+use tempfile::TempDir;
 
-use crate::pauses::{Costs, Measured, Setting, follow};
-use crate::{Failure, Way};
+use crate::Failure;
+use crate::guest::{GuestWords, writer};
+use crate::pauses::{Costs, Measured, Watched, follow};
+use crate::plan::{Cell, Load, Pair};
+use crate::process::{Program, ask, monitor, number, seconds, wait};
 
-/// Follows a primary for that time.
-pub(crate) fn measure(root: &Root, setting: &Setting) -> Result<Measured, Failure> {
-    let guest = if setting.pages_per_second > 0 { Guest::Boot } else { Guest::None };
-    let builder = Qemu::builder(root).kvm_if_any().memory_mib(setting.ram_mib).ram(Ram::File).guest(guest);
-    let mut primary = builder.clone().spawn()?;
-    if setting.pages_per_second > 0 {
-        primary.wait_for_ticks(1)?;
-        set_pace(&primary, setting.pages_per_second)?;
-    }
-    // What it needs lives as long as this.
-    let other = other_end(&builder, &mut primary, setting)?;
-    let clock = CpuClock::of(primary.id())?;
-    let log = |primary: &Qemu, why: String| format!("{why}; {}", primary.log().trim());
-    let primary = RefCell::new(primary);
-    let next = || {
-        let event = primary.borrow_mut().qmp().next_event(Duration::from_secs(1));
-        event.map_err(|error| error.to_string())
+/// A QEMU whose guest is protected, and what protects it.
+pub(crate) struct Protected {
+    pub(crate) primary: Qemu,
+    clock: CpuClock,
+    words: Option<GuestWords>,
+    pub(crate) other: Other,
+    /// Of `sterna protect`.
+    guard: Option<(Program, Client)>,
+    pub(crate) place: TempDir,
+}
+
+/// The other end.
+pub(crate) enum Other {
+    Qemu { secondary: Box<Qemu>, clock: CpuClock },
+    Standby { program: Program, monitor: Client },
+}
+
+/// Follows a primary for the cell's time.
+pub(crate) fn measure(root: &Root, sterna: &Path, cell: &Cell) -> Result<Measured, Failure> {
+    let mut protected = Protected::begin(root, sterna, cell, &[])?;
+    let measured = follow(cell.time, &mut protected);
+    measured.map_err(|why| format!("{why}; {} {}", protected.primary.log().trim(), protected.said()))
+}
+
+/// The machine of both sides.
+pub(crate) fn builder(root: &Root, cell: &Cell) -> Builder {
+    let guest = match cell.load {
+        Load::Idle => Guest::None,
+        Load::Talker => Guest::Talker,
+        load => writer(load),
     };
-    let costs = || {
-        let (pages, bytes) = match other.standby() {
-            Some(standby) => {
-                let counts = standby.statistics();
-                (counts.normal_pages + counts.zero_pages, counts.received_bytes)
+    Qemu::builder(root).kvm_if_any().memory_mib(cell.ram_mib).ram(Ram::Memfd).guest(guest)
+}
+
+impl Protected {
+    /// Protected, or about to be. `more`: arguments of `sterna standby`.
+    pub(crate) fn begin(
+        root: &Root,
+        sterna: &Path,
+        cell: &Cell,
+        more: &[std::ffi::OsString],
+    ) -> Result<Self, Failure> {
+        let place = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
+        let builder = builder(root, cell);
+        let mut primary = match cell.load {
+            Load::Talker => builder.clone().args(&["-netdev", &network(place.path())?]),
+            _ => builder.clone(),
+        }
+        .spawn()?;
+        let words = match cell.load {
+            Load::Idle | Load::Talker => None,
+            load => {
+                primary.wait_for_ticks(1)?;
+                let words = words_of(primary.id())?;
+                words.set_pace(load.pages_per_second())?;
+                words.clear_gaps()?;
+                Some(words)
             }
-            // It counts neither after the seeding.
-            None => (0, 0),
         };
-        Ok(Costs { pages, bytes, primary_cpu: clock.read(), standby_cpu: other.cpu()? })
-    };
-    let measured = follow(setting.time, next, costs, other.process());
-    measured.map_err(|why| log(&primary.borrow(), why))
-}
+        let clock = CpuClock::of(primary.id())?;
+        let (other, guard) = match cell.pair {
+            Pair::QemuQemu => (secondary(builder, &mut primary, place.path(), cell)?, None),
+            _ => standby(sterna, &mut primary, place.path(), cell, more)?,
+        };
+        Ok(Self { primary, clock, words, other, guard, place })
+    }
 
-fn set_pace(primary: &Qemu, pages_per_second: u64) -> Result<(), Failure> {
-    let ticks = u32::try_from(ticks_per_second() / pages_per_second).unwrap_or(u32::MAX);
-    let ram = std::fs::OpenOptions::new().write(true).open(primary.directory().join("ram"));
-    ram.and_then(|ram| ram.write_all_at(&ticks.to_le_bytes(), PACE_ADDRESS))
-        .map_err(|error| error.to_string())
-}
+    /// What Sterna's programs said.
+    fn said(&self) -> String {
+        let read = |name: &str| std::fs::read_to_string(self.place.path().join(name)).unwrap_or_default();
+        ["standby.log", "protect.log"].map(read).join(" ").trim().to_owned()
+    }
 
-/// What keeps the other end alive.
-enum Other {
-    Qemu { secondary: Qemu },
-    Standby { standby: Standby },
-    Protect { standby: Standby, _protection: Box<QemuProtection>, ends: Arc<AtomicBool> },
-}
-
-impl Other {
-    fn standby(&self) -> Option<&Standby> {
-        match self {
-            Self::Qemu { .. } => None,
-            Self::Standby { standby } | Self::Protect { standby, .. } => Some(standby),
+    /// The primary's host is lost, with all that ran there.
+    pub(crate) fn lose_primary(&mut self) {
+        self.primary.kill();
+        if let Some((program, _)) = &mut self.guard {
+            program.kill();
         }
     }
 
-    fn process(&self) -> u32 {
-        match self {
-            Self::Qemu { secondary } => secondary.id(),
-            _ => std::process::id(),
-        }
-    }
-
-    fn cpu(&self) -> Result<Duration, Failure> {
-        Ok(CpuClock::of(self.process())?.read())
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        if let Self::Protect { ends, .. } = self {
-            ends.store(true, Ordering::SeqCst);
+    pub(crate) fn standby_monitor(&mut self) -> Option<&mut Client> {
+        match &mut self.other {
+            Other::Qemu { .. } => None,
+            Other::Standby { monitor, .. } => Some(monitor),
         }
     }
 }
 
-fn other_end(builder: &Builder, primary: &mut Qemu, setting: &Setting) -> Result<Other, Failure> {
-    let socket = primary.directory().join("stream");
-    let uri = format!("unix:{}", socket.display());
-    let mut capabilities = vec!["x-colo", "return-path"];
-    capabilities.extend((setting.channels > 0).then_some("multifd"));
-    let channels = setting.channels.max(1);
-    if setting.way != Way::Protect {
-        primary.capabilities(&capabilities)?;
-        primary.parameters(json!({
-            "max-bandwidth": 0, "x-checkpoint-delay": setting.delay.as_millis() as u64, "multifd-channels": channels,
-        }))?;
+impl Watched for Protected {
+    fn next_event(&mut self) -> Result<Option<QmpEvent>, Failure> {
+        self.primary.qmp().next_event(Duration::from_secs(1)).map_err(|error| error.to_string())
     }
-    if setting.way == Way::Qemu {
-        let mut secondary = builder.clone().incoming_defer().spawn()?;
-        secondary.capabilities(&capabilities)?;
-        secondary.parameters(json!({ "multifd-channels": channels }))?;
-        secondary.start_incoming(&uri)?;
-        primary.start_migration(&uri)?;
-        return Ok(Other::Qemu { secondary });
-    }
-    let standby = Standby::listen(
-        &Address::Unix(socket.clone()),
-        &StandbyOptions::default(),
-        Parameters { multifd_channels: channels, ..Parameters::default() },
-        Capabilities { multifd: setting.channels > 0, ..Capabilities::default() },
-        Arc::new(()),
-    )
-    .map_err(|error| error.to_string())?;
-    if setting.way == Way::Standby {
-        primary.start_migration(&uri)?;
-        return Ok(Other::Standby { standby });
-    }
-    let contact = primary.directory().join("contact");
-    let ends = Arc::new(AtomicBool::new(false));
-    greet(&contact, standby.clone(), Arc::clone(&ends))?;
-    let vm = Vm::connect(&Endpoint::Unix(primary.operator_socket())).map_err(|error| error.to_string())?;
-    let protection = Protection { id: [1; 16], generation: 1 };
-    let request = ProtectRequest {
-        contact: Some(Address::Unix(contact)),
-        checkpoint_delay: setting.delay,
-        channels: setting.channels,
-        parameters: [("max-bandwidth".to_owned(), json!(0))].into_iter().collect(),
-        ..ProtectRequest::new(Address::Unix(socket), protection, Secret::from_bytes([0; 32]))
-    };
-    let protection = QemuProtection::begin(vm, request, wins()).map_err(|error| error.to_string())?;
-    Ok(Other::Protect { standby, _protection: Box::new(protection), ends })
-}
 
-fn wins() -> Arc<dyn Claims> {
-    Arc::new(|| Ok(Ruling::Won))
-}
-
-/// Nothing is taken over here.
-struct Nothing;
-
-impl StandbyGuest for Nothing {
-    fn close_channels(&self) {}
-    fn prepare(&self, _: u64) -> Result<(), VmError> {
-        Ok(())
-    }
-    fn fence(&self) -> Result<(), VmError> {
-        Ok(())
-    }
-    fn start(&self) -> Result<(), VmError> {
-        Ok(())
-    }
-    fn discard(&self) {}
-}
-
-/// The standby's side of the contact: says what is held.
-fn greet(at: &Path, standby: Standby, ends: Arc<AtomicBool>) -> Result<(), Failure> {
-    let listener = UnixListener::bind(at).map_err(|error| error.to_string())?;
-    std::thread::spawn(move || {
-        let greeted = listener.accept().ok().and_then(|(socket, _)| {
-            let channel = Channel::from_fd(socket.into()).ok()?;
-            let secret = Secret::from_bytes([0; 32]);
-            StandbyContact::begin(&Arc::new(channel), &secret, Arc::new(Nothing), |_| wins()).ok()
-        });
-        let Some(contact) = greeted else { return };
-        let mut told = 0;
-        while !ends.load(Ordering::SeqCst) {
-            while told < standby.statistics().checkpoints {
-                told += 1;
-                if contact.checkpoint_held(told).is_err() {
-                    return;
-                }
+    fn costs(&mut self) -> Result<Costs, Failure> {
+        let gaps = self.words.as_ref().map(GuestWords::gaps).transpose()?;
+        let guards = self.guard.as_ref().map(|(program, _)| program.clock.read()).unwrap_or_default();
+        let primary_cpu = self.clock.read() + guards;
+        let (sent, standby_cpu) = match &mut self.other {
+            // It counts neither after the seeding.
+            Other::Qemu { clock, .. } => (None, clock.read()),
+            Other::Standby { program, monitor } => {
+                let report = ask(monitor, "x-sterna-query-protection")?;
+                let sent = (number(&report, "pages")?, number(&report, "received-bytes")?);
+                (Some(sent), program.clock.read())
             }
-            std::thread::sleep(Duration::from_micros(500));
+        };
+        Ok(Costs { sent, primary_cpu, standby_cpu, gaps })
+    }
+
+    fn transfer(&mut self) -> Result<Option<Duration>, Failure> {
+        let Some(monitor) = self.standby_monitor() else { return Ok(None) };
+        seconds(&ask(monitor, "x-sterna-query-protection")?, "last-time").map(Some)
+    }
+
+    fn output_delay(&mut self) -> Result<Option<[Duration; 2]>, Failure> {
+        let Some((_, monitor)) = &mut self.guard else { return Ok(None) };
+        let report = ask(monitor, "x-sterna-query-protection")?;
+        if report["output_released_packets"].as_u64().unwrap_or_default() == 0 {
+            return Ok(None);
         }
+        Ok(Some([seconds(&report, "output_delay_p50")?, seconds(&report, "output_delay_p99")?]))
+    }
+
+    fn standby(&self) -> u32 {
+        match &self.other {
+            Other::Qemu { secondary, .. } => secondary.id(),
+            Other::Standby { program, .. } => program.id(),
+        }
+    }
+}
+
+pub(crate) fn words_of(process: u32) -> Result<GuestWords, Failure> {
+    let ram = ram_of(process)?.into_iter().next().ok_or("a machine without memory files")?;
+    Ok(GuestWords::new(ram))
+}
+
+/// A network behind the card that takes all: the netdev.
+fn network(place: &Path) -> Result<String, Failure> {
+    let path = place.join("network");
+    let listener = UnixListener::bind(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    std::thread::spawn(move || {
+        let Ok((mut stream, _)) = listener.accept() else { return };
+        let mut piece = [0; 1 << 16];
+        while stream.read(&mut piece).is_ok_and(|length| length > 0) {}
     });
-    Ok(())
+    Ok(format!("stream,id=n0,server=off,addr.type=unix,addr.path={}", path.display()))
+}
+
+fn settings(cell: &Cell) -> (Vec<&'static str>, serde_json::Value) {
+    let mut capabilities = vec!["x-colo", "return-path"];
+    capabilities.extend((cell.channels > 0).then_some("multifd"));
+    let parameters = json!({
+        "max-bandwidth": 0, "x-checkpoint-delay": cell.delay.as_millis() as u64, "multifd-channels": cell.channels.max(1),
+    });
+    (capabilities, parameters)
+}
+
+fn secondary(builder: Builder, primary: &mut Qemu, place: &Path, cell: &Cell) -> Result<Other, Failure> {
+    let uri = format!("unix:{}", place.join("stream").display());
+    let (capabilities, parameters) = settings(cell);
+    let mut secondary = Box::new(builder.incoming_defer().spawn()?);
+    secondary.capabilities(&capabilities)?;
+    secondary.parameters(json!({ "multifd-channels": cell.channels.max(1) }))?;
+    secondary.start_incoming(&uri)?;
+    primary.capabilities(&capabilities)?;
+    primary.parameters(parameters)?;
+    primary.start_migration(&uri)?;
+    let clock = CpuClock::of(secondary.id())?;
+    Ok(Other::Qemu { secondary, clock })
+}
+
+type StandbyAndGuard = (Other, Option<(Program, Client)>);
+
+fn standby(
+    sterna: &Path,
+    primary: &mut Qemu,
+    place: &Path,
+    cell: &Cell,
+    more: &[std::ffi::OsString],
+) -> Result<StandbyAndGuard, Failure> {
+    let at = |name: &str| format!("unix:{}", place.join(name).display());
+    let is_guarded = cell.pair == Pair::QemuSterna;
+    let arbiter = format!("--arbiter=file:{}", place.join("arbiter").display());
+    std::fs::create_dir(place.join("arbiter")).map_err(|error| error.to_string())?;
+    let channels = (cell.channels > 0).then(|| format!("--channels={}", cell.channels));
+    let mut command = Command::new(sterna);
+    command.args(["standby", &format!("listen:{}", at("stream")), "--qmp", &at("standby")]);
+    command.arg("--image").arg(place.join("image"));
+    if is_guarded {
+        command.args([&arbiter, "--fence=true"]);
+    }
+    command.args(&channels).args(more);
+    let program = Program::start(&mut command, &place.join("standby.log"))?;
+    let standby = Other::Standby { program, monitor: monitor(&place.join("standby"))? };
+    if !is_guarded {
+        let (capabilities, parameters) = settings(cell);
+        primary.capabilities(&capabilities)?;
+        primary.parameters(parameters)?;
+        primary.start_migration(&at("stream"))?;
+        return Ok((standby, None));
+    }
+    let mut command = Command::new(sterna);
+    command.args(["protect", &format!("unix:{}", primary.operator_socket().display()), &at("stream")]);
+    command.args(["--qmp", &at("protect"), "--set", "max-bandwidth=0", &arbiter]).args(&channels);
+    command.arg(format!("--checkpoint-delay={}", cell.delay.as_millis()));
+    let program = Program::start(&mut command, &place.join("protect.log"))?;
+    let socket = place.join("protect");
+    let guard = wait("sterna protect", Duration::from_millis(5), || {
+        Ok(if socket.exists() { Some(monitor(&socket)?) } else { None })
+    });
+    let why = |why: Failure| {
+        let said = std::fs::read_to_string(place.join("protect.log")).unwrap_or_default();
+        format!("{why}: {}", said.trim())
+    };
+    Ok((standby, Some((program, guard.map_err(why)?))))
 }

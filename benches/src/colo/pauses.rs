@@ -1,103 +1,121 @@
-//! The pauses of a guest, from its machine's events.
+//! The pauses of a guest, from its machine's events, and what checkpoints cost.
 
 use std::time::{Duration, Instant};
 
 use sterna_qmp::QmpEvent;
 
-use crate::{Failure, Way};
+use crate::Failure;
+use crate::guest::Gaps;
 
 /// Checkpoints before any is counted.
 const WARM_UP: usize = 3;
 /// There are no checkpoints if they do not come by then.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is measured.
-pub(crate) struct Setting {
-    pub(crate) way: Way,
-    pub(crate) ram_mib: u64,
-    /// 0: the guest is idle.
-    pub(crate) pages_per_second: u64,
-    pub(crate) delay: Duration,
-    /// 0: the main channel alone.
-    pub(crate) channels: u8,
-    pub(crate) time: Duration,
-}
-
-/// What came of it.
+/// What came of a cell.
 pub(crate) struct Measured {
-    /// Sorted.
-    pub(crate) pauses: Vec<Duration>,
-    /// From the first of them to the last, by the machine's clock.
+    pub(crate) pauses: Times,
+    /// From the end of the pause until the checkpoint was held; a QEMU's guest stands meanwhile, and it is from the request on. None where nobody
+    /// says so.
+    pub(crate) transfers: Option<Times>,
+    /// From the first pause that counts to the last, by the machine's clock.
     span: Duration,
     /// In that time.
     pub(crate) costs: Costs,
     /// Of the standby's process, the guest's memory included.
     pub(crate) standby_resident_bytes: u64,
+    /// Half, and 99 of a hundred, of what the guest said waited no longer.
+    pub(crate) output_delay: Option<[Duration; 2]>,
 }
 
+/// Times, sorted.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Times(Vec<Duration>);
+
 /// What checkpoints have cost so far.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Costs {
-    /// Pages that were sent.
-    pub(crate) pages: u64,
-    /// All bytes that were sent.
-    pub(crate) bytes: u64,
-    /// CPU time of the primary's process, the guest included.
+    /// Pages that were sent, and all bytes; none where nobody counts them.
+    pub(crate) sent: Option<(u64, u64)>,
+    /// CPU time of the primary's processes, the guest included.
     pub(crate) primary_cpu: Duration,
     /// CPU time of the standby's process.
     pub(crate) standby_cpu: Duration,
+    /// What the guest did; none of a guest that counts nothing.
+    pub(crate) gaps: Option<Gaps>,
+}
+
+/// What is looked at while a primary is followed.
+pub(crate) trait Watched {
+    fn next_event(&mut self) -> Result<Option<QmpEvent>, Failure>;
+    fn costs(&mut self) -> Result<Costs, Failure>;
+    /// Of the last checkpoint that is held, where somebody knows.
+    fn transfer(&mut self) -> Result<Option<Duration>, Failure>;
+    fn output_delay(&mut self) -> Result<Option<[Duration; 2]>, Failure>;
+    /// The standby's process.
+    fn standby(&self) -> u32;
 }
 
 impl Costs {
-    pub(crate) fn since(self, before: Self) -> Self {
+    fn since(self, before: &Self) -> Self {
+        let sent = self.sent.zip(before.sent);
         Self {
-            pages: self.pages.saturating_sub(before.pages),
-            bytes: self.bytes.saturating_sub(before.bytes),
+            sent: sent.map(|(now, before)| (now.0.saturating_sub(before.0), now.1.saturating_sub(before.1))),
             primary_cpu: self.primary_cpu.saturating_sub(before.primary_cpu),
             standby_cpu: self.standby_cpu.saturating_sub(before.standby_cpu),
+            gaps: self.gaps.zip(before.gaps.as_ref()).map(|(now, before)| now.since(before)),
         }
     }
 }
 
-/// Memory of the process, shared memory included.
-pub(crate) fn resident_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or_default() << 10
+impl Times {
+    pub(crate) fn new(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        Self(times)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn mean(&self) -> Duration {
+        self.0.iter().sum::<Duration>() / self.count().max(1) as u32
+    }
+
+    /// The time that so many of a thousand do not exceed.
+    pub(crate) fn at_most(&self, per_mille: usize) -> Duration {
+        let index = (self.count().saturating_sub(1) * per_mille).div_ceil(1000);
+        self.0.get(index).copied().unwrap_or_default()
+    }
 }
 
 impl Measured {
-    pub(crate) fn mean(&self) -> Duration {
-        self.pauses.iter().sum::<Duration>() / self.pauses.len().max(1) as u32
-    }
-
-    /// The pause that so many of a thousand do not exceed.
-    pub(crate) fn at_most(&self, per_mille: usize) -> Duration {
-        let index = (self.pauses.len().saturating_sub(1) * per_mille).div_ceil(1000);
-        self.pauses.get(index).copied().unwrap_or_default()
+    pub(crate) fn checkpoints(&self) -> usize {
+        self.pauses.count()
     }
 
     pub(crate) fn per_second(&self) -> f64 {
-        self.pauses.len().saturating_sub(1) as f64 / self.span.as_secs_f64().max(1e-9)
+        self.checkpoints().saturating_sub(1) as f64 / self.span.as_secs_f64().max(1e-9)
+    }
+
+    /// Pages a second that the guest has written.
+    pub(crate) fn guest_rate(&self) -> Option<f64> {
+        let gaps = self.costs.gaps.as_ref()?;
+        Some(gaps.pages() as f64 / self.span.as_secs_f64().max(1e-9))
     }
 }
 
-/// Follows a machine's events until that time is over, pauses from STOP to RESUME, and asks for the costs when it begins and ends.
-pub(crate) fn follow(
-    time: Duration,
-    mut next_event: impl FnMut() -> Result<Option<QmpEvent>, Failure>,
-    mut costs: impl FnMut() -> Result<Costs, Failure>,
-    standby: u32,
-) -> Result<Measured, Failure> {
+/// Follows a machine's events until that time is over, pauses from STOP to RESUME.
+pub(crate) fn follow(time: Duration, watched: &mut impl Watched) -> Result<Measured, Failure> {
     let began = Instant::now();
-    let (mut stopped, mut pauses, mut first, mut count) = (None, Vec::new(), None, 0);
+    let (mut stopped, mut pauses, mut transfers, mut first, mut count) =
+        (None, Vec::new(), Vec::new(), None, 0);
     let mut before = Costs::default();
     loop {
         if began.elapsed() > PATIENCE {
             return Err("there are no checkpoints".to_owned());
         }
-        let Some(event) = next_event()? else { continue };
+        let Some(event) = watched.next_event()? else { continue };
         match event.name.as_str() {
             "STOP" => stopped = Some(event.timestamp),
             "COLO_EXIT" => return Err(format!("the protection ended: {}", event.data)),
@@ -108,23 +126,32 @@ pub(crate) fn follow(
                 if count <= WARM_UP + 1 {
                     continue;
                 }
+                transfers.extend(watched.transfer()?);
                 if first.is_none() {
-                    before = costs()?;
+                    before = watched.costs()?;
                 }
                 let span = event.timestamp.saturating_sub(*first.get_or_insert(event.timestamp));
                 pauses.push(event.timestamp.saturating_sub(stopped));
                 if span >= time {
-                    pauses.sort_unstable();
-                    let costs = costs()?.since(before);
                     return Ok(Measured {
-                        pauses,
+                        pauses: Times::new(pauses),
+                        transfers: (!transfers.is_empty()).then(|| Times::new(transfers)),
                         span,
-                        costs,
-                        standby_resident_bytes: resident_bytes(standby),
+                        costs: watched.costs()?.since(&before),
+                        standby_resident_bytes: resident_bytes(watched.standby()),
+                        output_delay: watched.output_delay()?,
                     });
                 }
             }
             _ => {}
         }
     }
+}
+
+/// Memory of the process, shared memory included.
+fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or_default() << 10
 }

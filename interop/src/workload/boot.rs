@@ -5,8 +5,8 @@
 //! time-stamp counter's bit 26 or a higher one has changed since the last.
 //!
 //! It runs at full speed until [`PACE_ADDRESS`] is set from outside: then it writes a page every so many ticks, and
-//! keeps the longest time between two pages at [`LONGEST_GAP_ADDRESS`], which is the pause that a guest sees. Both
-//! words lie in a page that it then writes with each step, so what is put there moves with it.
+//! keeps the longest time between two pages at [`LONGEST_GAP_ADDRESS`], which is the pause that a guest sees, and counts all of them by
+//! length at [`GAPS_ADDRESS`]. All that lies in a page that it then writes with each step, so what is put there moves with it.
 
 use std::arch::global_asm;
 use std::path::Path;
@@ -36,6 +36,9 @@ const STEP_BYTES: usize = 0x1ec;
 const SWEPT_END: usize = 0x1f0;
 const SWEPT_BYTES: usize = 0x1f4;
 const MOST_LATE: usize = 0x1f8;
+const SAYS: usize = 0x1fc;
+/// Behind the sector, in the same page.
+const GAPS_AT: usize = 0x200;
 
 /// Physical address of a little-endian 32-bit word: ticks of the time-stamp counter from page to page; 0: full speed,
 /// and no gap is kept.
@@ -50,6 +53,20 @@ pub const LAST_STEP_ADDRESS: u64 = (LOADED + LAST_STEP) as u64;
 /// Physical address of a little-endian 32-bit word: how late a page may be, in ticks, and the next be reckoned from when it was written;
 /// a page that is later is reckoned as so late, so that the guest makes up for time that it did not get. At first there is no limit.
 pub const MOST_LATE_ADDRESS: u64 = (LOADED + MOST_LATE) as u64;
+
+/// Physical address of a byte: not 0: it says a dot with each page, once there is a pace.
+pub const SAYS_ADDRESS: u64 = (LOADED + SAYS) as u64;
+
+/// Physical address of [`GAPS`] little-endian 32-bit words: how many times between two pages there were of each length
+/// ([`gap_ticks`]), once there is a pace. Their sum is the number of pages. Whoever reads them sets them to 0 first.
+pub const GAPS_ADDRESS: u64 = (LOADED + GAPS_AT) as u64;
+/// Lengths that are told apart: four for each doubling.
+pub const GAPS: usize = 124;
+
+/// The shortest time that is counted in that word, in ticks of the time-stamp counter.
+pub fn gap_ticks(index: usize) -> u64 {
+    ((4 + index % 4) as u64) << (index / 4).saturating_sub(1)
+}
 
 /// Flat descriptors: none, code, data.
 const DESCRIPTORS: [u64; 3] = [0, 0x00cf_9a00_0000_ffff, 0x00cf_9200_0000_ffff];
@@ -157,11 +174,25 @@ global_asm!(
     "    jbe     .Lsweep_no_gap",
     "    mov     dword ptr [{LOADED} + {LONGEST_GAP}], eax",
     ".Lsweep_no_gap:",
+    // The index is that of the highest bit, and the two bits behind it.
+    "    push    ecx",
+    "    bsr     ecx, eax",
+    "    sub     ecx, 2",
+    "    mov     edx, eax",
+    "    shr     edx, cl",
+    "    lea     edx, [edx + ecx * 4]",
+    "    inc     dword ptr [{LOADED} + {GAPS_AT} + edx * 4]",
+    "    pop     ecx",
     "    cmp     eax, dword ptr [{LOADED} + {MOST_LATE}]",
     "    jbe     .Lsweep_in_time",
     "    mov     eax, dword ptr [{LOADED} + {MOST_LATE}]",
     ".Lsweep_in_time:",
     "    add     dword ptr [{LOADED} + {LAST_STEP}], eax",
+    "    cmp     byte ptr [{LOADED} + {SAYS}], 0",
+    "    je      .Lsweep_silent",
+    "    mov     al, 46",
+    "    call    .Lsweep_character",
+    ".Lsweep_silent:",
     "    pop     edx",
     "    pop     eax",
     ".Lsweep_due:",
@@ -175,7 +206,7 @@ global_asm!(
     "    cmp     dword ptr [edi + 4092], eax",
     "    je      .Lsweep_good",
     ".Lsweep_bad:",
-    "    mov     dword ptr [{LOADED} + {IS_BAD}], 1",
+    "    inc     dword ptr [{LOADED} + {IS_BAD}]", // shorter than a move
     ".Lsweep_good:",
     "    xor     eax, edi",
     ".Lsweep_write:",
@@ -242,7 +273,7 @@ global_asm!(
     "    test    al, 0x20",
     "    jz      .Lsweep_wait",
     "    pop     eax",
-    "    mov     edx, 0x3f8",
+    "    mov     dl, 0xf8",
     "    out     dx, al",
     "    ret",
     "sterna_sweep_end:",
@@ -265,5 +296,31 @@ global_asm!(
     SWEPT_END = const SWEPT_END,
     SWEPT_BYTES = const SWEPT_BYTES,
     MOST_LATE = const MOST_LATE,
+    SAYS = const SAYS,
+    GAPS_AT = const GAPS_AT,
     FACTOR = const FACTOR as i32,
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the code does it.
+    fn index_of(ticks: u32) -> usize {
+        let shift = ticks.ilog2() - 2;
+        ((ticks >> shift) + shift * 4) as usize
+    }
+
+    #[test]
+    fn code_fits_and_each_length_is_counted_in_its_place() {
+        let sector = sector(Sweep::in_order(64));
+        assert_eq!(sector[510..], [0x55, 0xaa]);
+        for index in 4..GAPS {
+            let least = u32::try_from(gap_ticks(index)).unwrap();
+            assert_eq!(index_of(least), index);
+            assert!(index == 4 || index_of(least - 1) == index - 1, "{index}");
+        }
+        assert_eq!(index_of(u32::MAX), GAPS - 1);
+        assert!(GAPS_ADDRESS as usize + GAPS * 4 <= 0x8000);
+    }
+}

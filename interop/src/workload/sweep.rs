@@ -42,6 +42,11 @@ impl Sweep {
         Self { pages, step: (step..pages).find(is_coprime).unwrap_or(1) }
     }
 
+    /// 64 MiB, one page after the other.
+    pub(crate) fn ring() -> Self {
+        Self { pages: 64 << 8, step: 1 }
+    }
+
     /// Pages of a pass.
     pub(crate) fn pages(self) -> u32 {
         self.pages

@@ -115,6 +115,8 @@ impl Protection for ProtectedGuest {
             "last-transfer": seconds(counts.last_transfer),
             "output-waiting-bytes": counts.output.waiting_bytes,
             "output-delay": seconds(counts.output.last_delay),
+            "output-delay-p50": seconds(counts.output.delay_p50),
+            "output-delay-p99": seconds(counts.output.delay_p99),
             "transferred-bytes": self.0.migration().statistics().transferred_bytes,
             "outcome": state.outcome.map(|outcome| outcome_word(&outcome)),
             "trouble": state.trouble,

@@ -92,13 +92,24 @@ impl StandbyReport {
 
     /// All of it.
     pub fn to_json(&self) -> Value {
-        let StandbyStatistics { checkpoints, age, ram_bytes, received_bytes, .. } = self.statistics;
+        let StandbyStatistics {
+            checkpoints,
+            age,
+            ram_bytes,
+            received_bytes,
+            normal_pages,
+            zero_pages,
+            last_took,
+            ..
+        } = self.statistics;
         json!({
             "state": self.word(),
             "checkpoints": checkpoints,
             "age": age.map(|age| age.as_secs_f64()),
             "ram-bytes": ram_bytes,
             "received-bytes": received_bytes,
+            "pages": normal_pages + zero_pages,
+            "last-time": last_took.as_secs_f64(),
             "trouble": self.trouble(),
             "contact": self.contact.as_ref().map(ContactReport::to_json),
             "arbiter": self.arbiter.as_ref().map(|(spec, identity)| json!({

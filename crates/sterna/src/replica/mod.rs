@@ -27,6 +27,7 @@
 //! | `journal`, `gate` | pages of the arriving checkpoint, and when they may come |
 //! | `disk` | the guest's disks, as the primary writes them |
 //! | `lane` | where a lane's pages go |
+//! | `last_times` | percentiles of the last delays |
 //! | `target` | the seeding |
 
 mod contact;
@@ -35,6 +36,7 @@ mod gate;
 mod held;
 mod journal;
 mod lane;
+mod last_times;
 mod primary;
 mod protected;
 mod standby;
@@ -53,6 +55,7 @@ pub use contact::{
 };
 pub use disk::{DiskFile, StandbyDisk};
 pub use held::{HeldCheckpoint, HeldDevice, HeldGuest};
+pub use last_times::LastTimes;
 pub use primary::{
     ByteGate, DeltaStatistics, EpochGate, GateStatistics, Guardians, JoinedGate, LEAST_CHECKPOINT_DELAY,
     MaySay, NoOutput, PacketGate, PacketLane, Primary, PrimaryOptions, PrimaryStatistics, ProtectError,

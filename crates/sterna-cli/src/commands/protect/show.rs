@@ -85,6 +85,8 @@ pub(super) fn value(now: &ProtectionStatistics, per_second: f64) -> Value {
         "pause_p50": seconds(now.pause_p50),
         "pause_p99": seconds(now.pause_p99),
         "output_delay": now.output.last_delay.as_secs_f64(),
+        "output_delay_p50": now.output.delay_p50.as_secs_f64(),
+        "output_delay_p99": now.output.delay_p99.as_secs_f64(),
         "output_waiting_packets": now.output.waiting,
         "output_waiting_bytes": now.output.waiting_bytes,
         "output_released_packets": now.output.released,

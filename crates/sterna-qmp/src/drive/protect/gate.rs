@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
+use sterna::replica::LastTimes;
 
 /// Longer than any packet: what follows the length is no packet's.
 const LONGEST_BYTES: usize = 1 << 20;
@@ -43,6 +44,10 @@ pub struct GateStatistics {
     pub dropped: u64,
     /// How long the last one that left had waited.
     pub last_delay: Duration,
+    /// How long half of the last 1024 that left had waited at most.
+    pub delay_p50: Duration,
+    /// How long 99 of a hundred had.
+    pub delay_p99: Duration,
 }
 
 struct Shared {
@@ -67,6 +72,8 @@ struct State {
     /// Why nothing comes or leaves any more.
     ended: Option<String>,
     counts: GateStatistics,
+    /// Of what has left since it was closed.
+    delays: LastTimes,
 }
 
 struct Packet {
@@ -98,6 +105,7 @@ impl OutputGate {
             is_leaving: false,
             ended: None,
             counts: GateStatistics::default(),
+            delays: LastTimes::default(),
         };
         let shared = Arc::new(Shared {
             from_guest,
@@ -128,6 +136,7 @@ impl OutputGate {
         state.released_epoch = state.released_epoch.max(state.epoch);
         state.epoch += 1;
         state.is_open = false;
+        state.delays.clear();
         self.shared.changed.notify_all();
     }
 
@@ -186,7 +195,9 @@ impl OutputGate {
 
     /// What it counts, now.
     pub fn statistics(&self) -> GateStatistics {
-        self.shared.state.lock().counts
+        let state = self.shared.state.lock();
+        let [delay_p50, delay_p99] = state.delays.at_most([500, 990]);
+        GateStatistics { delay_p50, delay_p99, ..state.counts }
     }
 
     /// Why nothing comes or leaves any more, if that is so. Then no packet leaves.
@@ -274,7 +285,9 @@ impl Shared {
             let mut state = self.state.lock();
             state.is_leaving = false;
             state.counts.released += 1;
-            state.counts.last_delay = packet.came.elapsed();
+            let delay = packet.came.elapsed();
+            state.counts.last_delay = delay;
+            state.delays.note(delay);
             self.changed.notify_all();
         }
     }

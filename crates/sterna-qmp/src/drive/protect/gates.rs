@@ -111,7 +111,7 @@ impl Gates {
         self.gates.iter().for_each(OutputGate::drop_waiting);
     }
 
-    /// The sum; the longest of the last delays.
+    /// The sum; of delays, the longest over all gates.
     pub(super) fn statistics(&self) -> GateStatistics {
         let mut sum = GateStatistics::default();
         for gate in self.gates.iter().map(OutputGate::statistics) {
@@ -120,6 +120,8 @@ impl Gates {
             sum.released += gate.released;
             sum.dropped += gate.dropped;
             sum.last_delay = sum.last_delay.max(gate.last_delay);
+            sum.delay_p50 = sum.delay_p50.max(gate.delay_p50);
+            sum.delay_p99 = sum.delay_p99.max(gate.delay_p99);
         }
         sum
     }

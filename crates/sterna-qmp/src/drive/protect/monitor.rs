@@ -89,6 +89,10 @@ impl Monitor {
 
     /// Takes what has come, after waiting for it no longer than a moment.
     pub(super) fn pump(&self) {
+        if self.seen.lock().gone.is_some() {
+            // A socket that has ended is always ready.
+            return std::thread::sleep(LOOK);
+        }
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
         let mut ready = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)];
         // An error shows when it is read.
@@ -182,10 +186,45 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+
+    use serde_json::json;
+
     use super::*;
+    use crate::Endpoint;
 
     fn event(name: &str, micros: u64) -> QmpEvent {
         QmpEvent { name: name.to_owned(), data: Value::Null, timestamp: Duration::from_micros(micros) }
+    }
+
+    /// A monitor that says hello and ends.
+    fn ended() -> Monitor {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("qmp");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let serves = std::thread::spawn(move || {
+            let (socket, _) = listener.accept().unwrap();
+            let version = json!({"qemu": {"major": 11, "minor": 0, "micro": 0}, "package": ""});
+            writeln!(&socket, "{}", json!({"QMP": {"version": version, "capabilities": []}})).unwrap();
+            let mut line = String::new();
+            BufReader::new(&socket).read_line(&mut line).unwrap();
+            let asked: Value = serde_json::from_str(&line).unwrap();
+            writeln!(&socket, "{}", json!({"return": {}, "id": asked["id"]})).unwrap();
+        });
+        let monitor = Monitor::new(Vm::connect(&Endpoint::Unix(path)).unwrap()).unwrap();
+        serves.join().unwrap();
+        monitor
+    }
+
+    #[test]
+    fn monitor_that_has_ended_is_not_read_again_and_again() {
+        let monitor = ended();
+        while monitor.seen().gone.is_none() {
+            monitor.pump();
+        }
+        let begin = Instant::now();
+        (0..5).for_each(|_| monitor.pump());
+        assert!(begin.elapsed() >= 5 * LOOK);
     }
 
     #[test]

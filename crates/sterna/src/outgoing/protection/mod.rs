@@ -20,7 +20,7 @@ use sterna_wire::replica::Output;
 pub(crate) use delta::{Coded, DeltaCache, DeltaCounts, Scratch};
 pub(crate) use inbox::Inbox;
 pub use pace::{CheckpointMode, MOST_IN_FLIGHT};
-pub(crate) use pace::{Pace, Seen, typical};
+pub(crate) use pace::{Pace, Seen, counts_from, typical};
 pub(crate) use staging::Staging;
 pub(super) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};

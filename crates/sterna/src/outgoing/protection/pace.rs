@@ -72,6 +72,13 @@ impl Pace {
     }
 }
 
+/// When a checkpoint counts as begun that was due at `due` and begins at `now`: the next interval is reckoned from there. A beginning that is
+/// a little late (a timer, a wake-up, a standby's answer) does not put the next one off, so that the rate is the one that was asked for. One that
+/// is later than half an interval does: what is missed is not made up for.
+pub(crate) fn counts_from(due: Instant, now: Instant, interval: Duration) -> Instant {
+    if due <= now && now - due <= interval / 2 { due } else { now }
+}
+
 /// What pauses take: the last ones count most, and one that is longer counts at once.
 pub(crate) fn typical(before: Option<Duration>, pause: Duration) -> Duration {
     match before {
@@ -116,6 +123,23 @@ mod tests {
         assert_eq!(pace.interval(Some(MS / 10)), 10 * MS);
         // A share of nothing would be never.
         assert_eq!(Pace { mode: CheckpointMode::Load(0), ..pace }.interval(Some(MS)), 100 * MS);
+    }
+
+    #[test]
+    fn checkpoint_that_begins_late_does_not_put_the_next_one_off() {
+        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Interval };
+        let start = Instant::now();
+        let mut began = start;
+        for index in 1..=100 {
+            let due = pace.due(seen(began));
+            began = counts_from(due, due + MS, 10 * MS);
+            assert_eq!(began, start + index * 10 * MS);
+        }
+        // Much too late: counted from there.
+        let due = pace.due(seen(began));
+        assert_eq!(counts_from(due, due + 6 * MS, 10 * MS), due + 6 * MS);
+        // Asked for before it was due.
+        assert_eq!(counts_from(due, due - MS, 10 * MS), due - MS);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::device_stream::AskCheckpoint;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::main_stream::DeviceCollector;
-use crate::outgoing::protection::{Protecting, Seen, Withholder};
+use crate::outgoing::protection::{Protecting, Seen, Withholder, counts_from};
 use crate::threads::{call, caught};
 use crate::vm::RunState;
 use taking::{Paused, note_pause};
@@ -138,7 +138,7 @@ impl Control {
 
     /// Takes a checkpoint. Where one alone may travel, the standby is asked for room first: so it is no older than it has to be.
     fn checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
-        now.began = Instant::now();
+        now.began = counted(protecting, now.began);
         if protecting.pace.lock().in_flight == 1 && now.travel.is_empty() {
             self.await_room(protecting, &mut now.travel)?;
         }
@@ -232,6 +232,14 @@ fn due(protecting: &Protecting, began: Instant) -> Instant {
     let pause = protecting.counts.lock().pause;
     let waits_since = protecting.overseer.output_waits_since();
     protecting.pace.lock().due(Seen { began, pause, waits_since })
+}
+
+/// From when the interval after the checkpoint counts that begins now.
+fn counted(protecting: &Protecting, last_began: Instant) -> Instant {
+    let due = due(protecting, last_began);
+    let pause = protecting.counts.lock().pause;
+    let interval = protecting.pace.lock().interval(pause);
+    counts_from(due, Instant::now(), interval)
 }
 
 fn has_taken(protecting: &Protecting, now: &mut Checkpoints, brought: (u64, u64), pause: Duration) {

@@ -148,7 +148,7 @@ impl EpochGate for ByteGate {
     }
 
     fn statistics(&self) -> GateStatistics {
-        self.shared.state.lock().waiting.counts
+        self.shared.state.lock().waiting.statistics()
     }
 }
 
@@ -174,7 +174,7 @@ impl Shared {
             let mut state = self.state.lock();
             state.leaving = None;
             state.position += bytes.len() as u64;
-            state.waiting.counts.last_delay = came.elapsed();
+            state.waiting.has_left(came);
             drop(state);
             self.changed.notify_all();
         }
@@ -257,6 +257,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(gate.statistics().waiting_bytes, 5);
+        assert!(gate.statistics().delay_p99 >= 3 * LOOK);
         gate.open();
         assert!(gate.wait_until_empty(PATIENCE));
         drop(gate);

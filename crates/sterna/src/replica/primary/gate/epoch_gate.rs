@@ -56,6 +56,10 @@ pub struct GateStatistics {
     pub released: u64,
     /// How long the last one that left had waited.
     pub last_delay: Duration,
+    /// How long half of the last 1024 pieces that left had waited at most.
+    pub delay_p50: Duration,
+    /// How long 99 of a hundred had.
+    pub delay_p99: Duration,
 }
 
 /// The gate of a guest that says nothing.

@@ -72,6 +72,8 @@ impl EpochGate for JoinedGate {
             waiting_bytes: sum.waiting_bytes + gate.waiting_bytes,
             released: sum.released + gate.released,
             last_delay: sum.last_delay.max(gate.last_delay),
+            delay_p50: sum.delay_p50.max(gate.delay_p50),
+            delay_p99: sum.delay_p99.max(gate.delay_p99),
         })
     }
 }

@@ -151,7 +151,7 @@ impl EpochGate for PacketGate {
     }
 
     fn statistics(&self) -> GateStatistics {
-        self.shared.state.lock().waiting.counts
+        self.shared.state.lock().waiting.statistics()
     }
 }
 
@@ -197,7 +197,7 @@ impl Shared {
             }
             let mut state = self.state.lock();
             state.is_leaving = false;
-            state.waiting.counts.last_delay = piece.came.elapsed();
+            state.waiting.has_left(piece.came);
             self.note(&state);
             drop(state);
             self.changed.notify_all();

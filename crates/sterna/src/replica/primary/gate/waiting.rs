@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::epoch_gate::{GateStatistics, MaySay};
+use crate::replica::last_times::LastTimes;
 use crate::device_stream::AskCheckpoint;
 
 /// How often output that may not leave is looked at again, unless somebody says something.
@@ -21,7 +22,9 @@ pub(super) struct Waiting {
     ask: Option<AskCheckpoint>,
     /// In this epoch.
     has_asked: bool,
-    pub(super) counts: GateStatistics,
+    counts: GateStatistics,
+    /// Of what has left since it was closed.
+    delays: LastTimes,
 }
 
 /// Bytes that leave together.
@@ -45,12 +48,14 @@ impl Waiting {
             ask: None,
             has_asked: false,
             counts: GateStatistics::default(),
+            delays: LastTimes::default(),
         }
     }
 
     pub(super) fn close(&mut self, may_say: MaySay) {
         self.may_say = Some(may_say.into());
         (self.epoch, self.released_epoch, self.has_asked) = (1, 0, false);
+        self.delays.clear();
     }
 
     pub(super) fn end_epoch(&mut self, epoch: u64) {
@@ -130,6 +135,18 @@ impl Waiting {
         self.counts.waiting_bytes -= piece.bytes.len() as u64;
         self.counts.released += 1;
         Some(piece)
+    }
+
+    /// A piece has left that came then.
+    pub(super) fn has_left(&mut self, came: Instant) {
+        let delay = came.elapsed();
+        self.counts.last_delay = delay;
+        self.delays.note(delay);
+    }
+
+    pub(super) fn statistics(&self) -> GateStatistics {
+        let [delay_p50, delay_p99] = self.delays.at_most([500, 990]);
+        GateStatistics { delay_p50, delay_p99, ..self.counts }
     }
 
     /// Since when the oldest of what was said in the running epoch waits.

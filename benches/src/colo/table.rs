@@ -1,0 +1,91 @@
+//! The tables, as `benches/RESULTS.md` has them.
+
+use std::fmt::Write as _;
+
+use crate::goals::Goal;
+use crate::row::{Figures, Row, Spread};
+
+const HEAD: [&str; 18] = [
+    "pair",
+    "channels",
+    "mode",
+    "load",
+    "delay, ms",
+    "checkpoints",
+    "a second",
+    "pause, ms: mean / p50 / p99 / p999",
+    "transfer, ms: mean / p50 / p99",
+    "dirty, MiB",
+    "bytes / dirty",
+    "output delay, ms: p50 / p99",
+    "guest's pages a second",
+    "guest's gaps, ms: p50 / most",
+    "plain copy, ms",
+    "CPU ms each: primary / standby",
+    "standby resident, MiB",
+    "takeover, ms (decision)",
+];
+
+/// The head of the rows.
+pub(crate) fn head() -> String {
+    format!("{}\n{}\n", line(&HEAD.map(str::to_owned)), line(&HEAD.map(|_| "---".to_owned())))
+}
+
+/// A row.
+pub(crate) fn row(row: &Row) -> String {
+    let mut cells = vec![
+        row.pair.word().to_owned(),
+        row.channels.to_string(),
+        row.mode.clone(),
+        row.load.word().to_owned(),
+        row.delay_ms.to_string(),
+    ];
+    match &row.cell {
+        Some(of) => cells.extend(figures(of)),
+        None => cells.extend(std::iter::repeat_n("–".to_owned(), HEAD.len() - 6)),
+    }
+    let decision = row.decision_ms.map_or_else(String::new, |ms| format!(" ({ms:.0})"));
+    cells.push(or_dash(row.recovery, |times| format!("{:.1}{decision}", times.p50)));
+    line(&cells)
+}
+
+/// The table of goals.
+pub(crate) fn goals(goals: &[Goal]) -> String {
+    let mut text = "| what | measured | goal |\n| --- | --- | --- |\n".to_owned();
+    for goal in goals {
+        let short = if goal.is_short { ", **short**" } else { "" };
+        // Into a string nothing fails.
+        let _ = writeln!(text, "| {} | {}{short} | {} |", goal.what, goal.measured, goal.goal);
+    }
+    text
+}
+
+fn figures(of: &Figures) -> Vec<String> {
+    let mib = |bytes: f64| format!("{:.2}", bytes / 1048576.0);
+    let two = |[one, other]: [f64; 2]| format!("{one:.1} / {other:.1}");
+    let ratio = of.bytes_per_checkpoint.zip(of.dirty_bytes).filter(|(_, dirty)| *dirty > 0.0);
+    let transfer = |times: Spread| format!("{:.2} / {:.2} / {:.2}", times.mean, times.p50, times.p99);
+    let Spread { mean, p50, p99, p999 } = of.pause;
+    vec![
+        of.checkpoints.to_string(),
+        format!("{:.1}", of.per_second),
+        format!("{mean:.2} / {p50:.2} / {p99:.2} / {p999:.2}"),
+        or_dash(of.transfer, transfer),
+        or_dash(of.dirty_bytes, mib),
+        or_dash(ratio, |(bytes, dirty)| format!("{:.2}", bytes / dirty)),
+        or_dash(of.output_delay, two),
+        or_dash(of.guest_rate, |rate| format!("{rate:.0}")),
+        or_dash(of.guest_gap, two),
+        or_dash(of.copy_ms, |ms| format!("{ms:.2}")),
+        format!("{:.1} / {:.1}", of.primary_cpu_ms_each(), of.standby_cpu_ms_each()),
+        (of.standby_resident_bytes >> 20).to_string(),
+    ]
+}
+
+fn or_dash<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "–".to_owned(), text)
+}
+
+fn line(cells: &[String]) -> String {
+    format!("| {} |", cells.join(" | "))
+}
