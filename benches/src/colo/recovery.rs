@@ -70,7 +70,8 @@ fn into_waiting_qemu(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover
     let memory = tempfile::Builder::new().prefix("sterna-bench-").tempdir_in("/dev/shm");
     let memory = memory.map_err(|error| format!("/dev/shm: {error}"))?;
     let waiting = pair::builder(root, cell).ram(Ram::File).incoming_defer().command_in(memory.path())?;
-    let mut more: Vec<OsString> = vec!["--json".into(), "--ram-dir".into(), memory.path().into(), "--".into()];
+    let mut more: Vec<OsString> =
+        vec!["--json".into(), "--ram-dir".into(), memory.path().into(), "--".into()];
     more.push(waiting.get_program().to_owned());
     more.extend(waiting.get_args().map(ToOwned::to_owned));
     let mut protected = pair::Protected::begin(root, sterna, cell, &more)?;
@@ -105,9 +106,7 @@ fn into_secondary(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, F
     let words = words_of(secondary.id())?;
     let began = Instant::now();
     secondary.execute("x-colo-lost-heartbeat", Value::Null)?;
-    wait("the guest", Duration::from_micros(200), || {
-        Ok((secondary.status()? == "running").then_some(()))
-    })?;
+    wait("the guest", Duration::from_micros(200), || Ok((secondary.status()? == "running").then_some(())))?;
     Ok(Takeover { took: first_step(&words, began)?, decision: None })
 }
 
@@ -165,7 +164,9 @@ impl Drop for Survivor {
     fn drop(&mut self) {
         // It may have ended; its directory is a temporary one.
         let _ = kill(self.process);
-        if let Some(directory) = self.directory.as_ref().filter(|place| place.starts_with(std::env::temp_dir())) {
+        if let Some(directory) =
+            self.directory.as_ref().filter(|place| place.starts_with(std::env::temp_dir()))
+        {
             let _ = std::fs::remove_dir_all(directory);
         }
     }

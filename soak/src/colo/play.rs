@@ -130,6 +130,7 @@ impl Case {
             checkpoint_mode: self.mode,
             checkpoint_delay: self.delay,
             checkpoints_in_flight: self.in_flight,
+            checkpoint_copy: self.copy,
             terms: self.terms,
             buffer_bytes: self.buffer_bytes,
         };

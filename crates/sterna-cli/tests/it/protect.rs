@@ -223,7 +223,8 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
 
     std::fs::rename(pair.path("away"), pair.path("arbiter")).unwrap();
     wait("one survivor", || {
-        let runs = ["a.qmp", "b.qmp"].map(|name| connect(&pair.path(name)).is_some() && pair.is_running(name));
+        let runs =
+            ["a.qmp", "b.qmp"].map(|name| connect(&pair.path(name)).is_some() && pair.is_running(name));
         assert_ne!(runs, [true, true]);
         runs != [false, false]
     });

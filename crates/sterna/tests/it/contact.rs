@@ -334,7 +334,10 @@ fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() 
         assert_eq!(refused, primary::Refusal::ArbiterOutOfReach);
 
         assert!(here.runs() && !here.has_done("last"));
-        assert_eq!((primary.state().state, standby.state().state), (primary::State::Protected, standby::State::Following));
+        assert_eq!(
+            (primary.state().state, standby.state().state),
+            (primary::State::Protected, standby::State::Following)
+        );
         // The protection goes on, and so does a takeover when the arbiter is there.
         arbiter.is_away.store(false, Ordering::SeqCst);
         standby.take_over(true).expect("with an arbiter");

@@ -216,7 +216,8 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
 }
 
 #[test]
-fn planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected() -> Result<(), Failure> {
+fn planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected() -> Result<(), Failure>
+{
     let test = "planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut lab = Lab::talking(&root)?;

@@ -166,7 +166,8 @@ impl Ways {
     }
 }
 
-const EXTERNAL: &str = "this VM does not say that all writes to its guest's memory can be held: other processes or devices                         (vhost-user, vfio-user, VFIO) may write it";
+const EXTERNAL: &str = "this VM does not say that all writes to its guest's memory can be held: other processes or devices \
+                        (vhost-user, vfio-user, VFIO) may write it";
 
 fn count<'a>(pieces: impl Iterator<Item = &'a Piece>) -> u64 {
     pieces.map(|piece| piece.run.count).sum()
