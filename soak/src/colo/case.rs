@@ -96,7 +96,7 @@ impl Case {
             ends_by_takeover: random.bool(),
             protects_again: random.bool(),
             // Drawn last: older cases stay as they are.
-            delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)].filter(|_| lanes == 0),
+            delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)],
             in_flight: [1, 1, 2, 4][random.usize(..4)],
         }
     }
