@@ -129,10 +129,16 @@ fn command(name: &str, socket: &Path, more: &[&str]) -> Output {
 
 #[test]
 fn guest_of_a_killed_primary_goes_on_at_its_standby() {
-    for channels in [&[][..], &["--channels=2"]] {
+    for channels in [&[][..], &["--channels=2"], &["--channels=2", "--delta", "--in-flight=3"]] {
         let mut pair = Pair::new(channels);
         assert_eq!(pair.ask("a.qmp", "query-migrate")["status"], "colo");
         assert_eq!(pair.ask("a.qmp", "query-colo-status")["mode"], "primary");
+        let capabilities = pair.ask("a.qmp", "query-migrate-capabilities");
+        let is_on = |name: &str| {
+            let entries = capabilities.as_array().unwrap();
+            entries.iter().any(|entry| entry["capability"] == name && entry["state"] == true)
+        };
+        assert_eq!(is_on("xbzrle"), channels.contains(&"--delta"), "{channels:?}");
         assert_eq!(pair.ask("b.qmp", "query-colo-status")["mode"], "secondary");
         assert!(!pair.is_running("b.qmp"));
 
@@ -144,6 +150,49 @@ fn guest_of_a_killed_primary_goes_on_at_its_standby() {
         let (status, said) = pair.protect_ends();
         assert_eq!(status, Some(3), "{said}");
         pair.assert_consistent("b.qmp");
+    }
+}
+
+#[test]
+fn how_checkpoints_are_taken_is_set_by_the_command_and_changes_live() {
+    let options = ["--checkpoint-mode=load", "--checkpoint-overhead=50", "--output-delay=7", "--in-flight=2"];
+    let pair = Pair::new(&options);
+    let shown = pair.ask("a.qmp", "query-migrate-parameters");
+    assert_eq!(shown["x-sterna-checkpoint-mode"], "load");
+    assert_eq!(
+        (&shown["x-sterna-checkpoint-overhead"], &shown["x-sterna-output-delay"]),
+        (&json!(50), &json!(7))
+    );
+    assert_eq!(shown["x-sterna-checkpoints-in-flight"], 2);
+    let set = |parameters: Value| {
+        let mut vm = connect(&pair.path("a.qmp")).unwrap();
+        vm.execute("migrate-set-parameters", parameters)
+    };
+
+    set(json!({"x-sterna-checkpoint-mode": "interval", "x-checkpoint-delay": 600_000})).unwrap();
+    assert_eq!(pair.report("a.qmp")["checkpoint-interval"], json!(600.0));
+    set(json!({"x-sterna-checkpoints-in-flight": 4, "x-checkpoint-delay": 20})).unwrap();
+    let before = pair.report("b.qmp")["checkpoints"].as_u64();
+    wait("more checkpoints", || pair.report("b.qmp")["checkpoints"].as_u64() > before);
+    for wrong in [json!({"x-sterna-checkpoints-in-flight": 5}), json!({"x-sterna-checkpoint-overhead": 91})] {
+        assert!(set(wrong).is_err());
+    }
+}
+
+#[test]
+fn what_only_a_sterna_vm_has_is_refused_for_a_qemu() {
+    for option in [
+        "--delta=1M",
+        "--in-flight=2",
+        "--checkpoint-mode=output",
+        "--output-delay=5",
+        "--checkpoint-overhead=5",
+    ] {
+        // Nobody answers there: what is wrong with the line is said first.
+        let refused = command("protect", Path::new("/nowhere/qmp"), &["unix:/nowhere/standby", option]);
+        let said = String::from_utf8(refused.stderr).unwrap();
+        let (name, _) = option.split_once('=').unwrap();
+        assert!(said.contains(name) && said.contains("Sterna VM"), "{said}");
     }
 }
 

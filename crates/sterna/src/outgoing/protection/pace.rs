@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+/// In mode `load` no pause makes the interval longer: the standby would fall behind, and output wait, for minutes.
+const LONGEST_BY_LOAD: Duration = Duration::from_secs(10);
 /// More checkpoints are never on their way at once.
 pub const MOST_IN_FLIGHT: u8 = 4;
 /// Between two looks whether a checkpoint is due.
@@ -17,8 +19,8 @@ pub enum CheckpointMode {
     Interval,
     /// When output has waited so long (`x-sterna-output-delay`). While the guest says nothing, the interval is `x-checkpoint-delay`.
     Output(Duration),
-    /// So far apart that the guest stands for no more than so many percent of the time (`x-sterna-checkpoint-overhead`), and never closer
-    /// than `x-checkpoint-delay`.
+    /// So far apart that the guest stands for no more than so many percent of the time (`x-sterna-checkpoint-overhead`), but no farther than
+    /// 10 s, and never closer than `x-checkpoint-delay`.
     Load(u8),
 }
 
@@ -48,7 +50,7 @@ impl Pace {
     pub(crate) fn interval(&self, pause: Option<Duration>) -> Duration {
         match (self.mode, pause) {
             (CheckpointMode::Load(percent), Some(pause)) => {
-                self.delay.max(pause * 100 / u32::from(percent.max(1)))
+                self.delay.max((pause * 100 / u32::from(percent.max(1))).min(LONGEST_BY_LOAD))
             }
             _ => self.delay,
         }
@@ -121,6 +123,13 @@ mod tests {
         assert_eq!(pace.interval(None), 10 * MS);
         assert_eq!(pace.interval(Some(4 * MS)), 80 * MS);
         assert_eq!(pace.interval(Some(MS / 10)), 10 * MS);
+        assert_eq!(
+            pace.interval(Some(1000 * MS)),
+            LONGEST_BY_LOAD,
+            "one pause does not put the next off for 20 s"
+        );
+        let slower = Pace { delay: 60_000 * MS, ..pace };
+        assert_eq!(slower.interval(Some(1000 * MS)), slower.delay);
         // A share of nothing would be never.
         assert_eq!(Pace { mode: CheckpointMode::Load(0), ..pace }.interval(Some(MS)), 100 * MS);
     }
