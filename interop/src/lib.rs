@@ -55,5 +55,6 @@ pub use sterna_program::{sterna, sterna_does};
 pub use ticks::{Tick, unbroken};
 pub use workload::{
     DONE_ADDRESS, GAPS, GAPS_ADDRESS, Guest, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS,
-    NUMBER_ADDRESS, NUMBER_IN_FRAME, PACE_ADDRESS, SAYS_ADDRESS, SCRIBE_BYTES, boot_disk, gap_ticks, scribe_devices, scribe_disks, scribed,
+    NUMBER_ADDRESS, NUMBER_IN_FRAME, PACE_ADDRESS, SAYS_ADDRESS, SCRIBE_BYTES, boot_disk, gap_ticks,
+    scribe_devices, scribe_disks, scribed,
 };

@@ -9,8 +9,8 @@ mod talker;
 use std::path::Path;
 
 pub use boot::{
-    GAPS, GAPS_ADDRESS, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS, SAYS_ADDRESS,
-    gap_ticks,
+    GAPS, GAPS_ADDRESS, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS, PACE_ADDRESS,
+    SAYS_ADDRESS, gap_ticks,
 };
 pub use scribe::{DONE_ADDRESS, SCRIBE_BYTES, scribe_devices, scribe_disks, scribed};
 pub(crate) use sweep::{PLACES, Sweep};

@@ -104,8 +104,7 @@ impl<'a> Rows<'a> {
                 Some(figure(of) / figure(same.next()?.1))
             })
         };
-        let (mean, p99): (fn(&Figures) -> f64, fn(&Figures) -> f64) =
-            (|of| of.pause.mean, |of| of.pause.p99);
+        let (mean, p99): (fn(&Figures) -> f64, fn(&Figures) -> f64) = (|of| of.pause.mean, |of| of.pause.p99);
         let against = "against QEMU→QEMU, same channels";
         vec![
             goal(
@@ -236,11 +235,7 @@ impl<'a> Rows<'a> {
         vec![
             goal(&format!("Sterna→Sterna: {against}"), delays(Pair::SternaSterna), Bound::AtMost(1.0)),
             goal(&format!("QEMU→Sterna: {against}"), delays(Pair::QemuSterna), Bound::AtMost(1.0)),
-            goal(
-                "takeover, Sterna→Sterna, ms",
-                takeover(Pair::SternaSterna),
-                Bound::AtMost(STERNA_TAKEOVER),
-            ),
+            goal("takeover, Sterna→Sterna, ms", takeover(Pair::SternaSterna), Bound::AtMost(STERNA_TAKEOVER)),
             goal(
                 "takeover into a QEMU that waits, ms",
                 takeover(Pair::QemuSterna),
@@ -265,8 +260,8 @@ impl<'a> Rows<'a> {
     fn qemus(&self, like: &Row) -> impl Iterator<Item = (&'a Row, &'a Figures)> {
         let (load, delay) = (like.load, like.delay_ms);
         let rows = self.0.iter();
-        let same = rows
-            .filter(move |row| row.pair == Pair::QemuQemu && row.load == load && row.delay_ms == delay);
+        let same =
+            rows.filter(move |row| row.pair == Pair::QemuQemu && row.load == load && row.delay_ms == delay);
         same.filter_map(|row| Some((row, row.cell.as_ref()?)))
     }
 }

@@ -104,9 +104,10 @@ fn run(args: &Args) -> Result<(), Failure> {
         let row = taken.map(|taken| Row::of_takeovers(&cell, &taken));
         note(&cell, row.map_err(|why| format!("takeover: {why}")), &mut rows, &mut failures);
     }
-    let unprotected = args.before.as_ref().map(|before| {
-        unprotected::measure(before, &args.sterna, args.ram << 20, args.migrations.max(1))
-    });
+    let unprotected = args
+        .before
+        .as_ref()
+        .map(|before| unprotected::measure(before, &args.sterna, args.ram << 20, args.migrations.max(1)));
     write(args, &rows, unprotected.transpose()?)?;
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }

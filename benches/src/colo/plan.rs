@@ -121,7 +121,8 @@ fn product(
                             delay: Duration::from_millis(delay),
                             channels,
                             // Some checkpoints, at least.
-                            time: Duration::from_secs_f64(args.seconds).max(Duration::from_millis(delay * 15)),
+                            time: Duration::from_secs_f64(args.seconds)
+                                .max(Duration::from_millis(delay * 15)),
                             ram_mib: args.ram,
                             in_flight: args.in_flight,
                         });

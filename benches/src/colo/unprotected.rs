@@ -23,12 +23,7 @@ pub(crate) struct Migrations {
 }
 
 /// So many migrations of each program, in turns: the earlier one's, this one's.
-pub(crate) fn measure(
-    before: &Path,
-    now: &Path,
-    bytes: u64,
-    tries: u32,
-) -> Result<[Migrations; 2], Failure> {
+pub(crate) fn measure(before: &Path, now: &Path, bytes: u64, tries: u32) -> Result<[Migrations; 2], Failure> {
     let (mut times, mut sent) = ([Vec::new(), Vec::new()], [0, 0]);
     for turn in 0..tries {
         // The first of a pair is not always the same.

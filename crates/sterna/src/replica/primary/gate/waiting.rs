@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::epoch_gate::{GateStatistics, MaySay};
-use crate::replica::last_times::LastTimes;
 use crate::device_stream::AskCheckpoint;
+use crate::replica::last_times::LastTimes;
 
 /// How often output that may not leave is looked at again, unless somebody says something.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
