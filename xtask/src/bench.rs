@@ -1,6 +1,6 @@
 //! The benches: `micro` (scan, bitmap, packets), `sync` (syncing dirty bitmaps, beside what the machine can do),
 //! `e2e` (whole migrations on loopback against a plain copy), `disk` (a local disk that travels, against a plain copy of its data), `converge` (forecasts, pauses and dirty rates of guests
-//! that write), `qemu` (Sterna's programs beside QEMU's, in one run), `colo` (a protected QEMU's pauses), `rdma` (Sterna and QEMU
+//! that write), `qemu` (Sterna's programs beside QEMU's, in one run), `colo` (protected guests, QEMU's beside Sterna's), `rdma` (Sterna and QEMU
 //! over soft-RoCE, in the lab VM) and `linux` (a Linux guest in the reference machine and in QEMU's microvm, there as well).
 
 use crate::parts::{Outcome, Parts};

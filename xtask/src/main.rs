@@ -47,7 +47,7 @@ usage: cargo xtask COMMAND
   bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)
   bench linux [-- ARGS]         a Linux guest in the reference machine and in QEMU's microvm, in the lab (--only=PART, --quick)
   bench qemu [-- ARGS]          Sterna beside QEMU, in one run (--help: its options)
-  bench colo [-- ARGS]          pauses of a protected QEMU: with QEMU's own secondary and with a standby (--help: its options)
+  bench colo [-- ARGS]          protected guests, QEMU's own way beside Sterna's: pauses, takeovers, goals (--help: its options)
   lab [KIND]                    tests that need real KVM (kvm) or an RDMA device (rdma), inside a VM that has it (default:
                                 both); rdma-pair: from one such VM to another
   linux [--count N] [--seed S]  Debian's kernel with a root of packages in the reference machine, in that VM: it boots, works and moves;

@@ -29,6 +29,8 @@ enum Bound {
     Stated,
 }
 
+type Figure = fn(&Figures) -> f64;
+
 /// A value, and of which row it is.
 type Value<'a> = (f64, &'a Row);
 
@@ -72,7 +74,7 @@ impl<'a> Rows<'a> {
         let loaded = self.ratios(Pair::SternaSterna, is_load, |row, of| {
             Some(of.pause.p99 / least(self.qemus(row), |qemu| Some(qemu.pause.p99))?)
         });
-        let idle = |figure: fn(&Figures) -> f64| {
+        let idle = |figure: Figure| {
             self.ratios(Pair::SternaSterna, is_idle, move |row, of| {
                 let mut plain = self.qemus(row).filter(|(row, _)| row.channels == 0);
                 Some(figure(of) / figure(plain.next()?.1))
@@ -98,13 +100,14 @@ impl<'a> Rows<'a> {
     }
 
     fn pauses_of_a_qemu(&self) -> Vec<Option<Goal>> {
-        let of = |figure: fn(&Figures) -> f64, which: fn(&Row) -> bool| {
+        let of = |figure: Figure, which: fn(&Row) -> bool| {
             self.ratios(Pair::QemuSterna, which, move |row, of| {
                 let mut same = self.qemus(row).filter(|(qemu, _)| qemu.channels == row.channels);
                 Some(figure(of) / figure(same.next()?.1))
             })
         };
-        let (mean, p99): (fn(&Figures) -> f64, fn(&Figures) -> f64) = (|of| of.pause.mean, |of| of.pause.p99);
+        let mean: Figure = |of| of.pause.mean;
+        let p99: Figure = |of| of.pause.p99;
         let against = "against QEMU→QEMU, same channels";
         vec![
             goal(
@@ -168,7 +171,7 @@ impl<'a> Rows<'a> {
                 },
             )
         };
-        let cpu = |pair, figure: fn(&Figures) -> f64| {
+        let cpu = |pair, figure: Figure| {
             self.ratios(
                 pair,
                 |_| true,

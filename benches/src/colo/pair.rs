@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use serde_json::json;
@@ -17,7 +18,10 @@ use crate::Failure;
 use crate::guest::{GuestWords, writer};
 use crate::pauses::{Costs, Measured, Watched, follow};
 use crate::plan::{Cell, Load, Pair};
-use crate::process::{Program, ask, monitor, number, seconds, wait};
+use crate::process::{PATIENCE, Program, ask, monitor, number, seconds, wait};
+
+/// What the firmware takes until it has found no disk.
+const FIRMWARE: Duration = Duration::from_millis(1500);
 
 /// A QEMU whose guest is protected, and what protects it.
 pub(crate) struct Protected {
@@ -63,21 +67,7 @@ impl Protected {
     ) -> Result<Self, Failure> {
         let place = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
         let builder = builder(root, cell);
-        let mut primary = match cell.load {
-            Load::Talker => builder.clone().args(&["-netdev", &network(place.path())?]),
-            _ => builder.clone(),
-        }
-        .spawn()?;
-        let words = match cell.load {
-            Load::Idle | Load::Talker => None,
-            load => {
-                primary.wait_for_ticks(1)?;
-                let words = words_of(primary.id())?;
-                words.set_pace(load.pages_per_second())?;
-                words.clear_gaps()?;
-                Some(words)
-            }
-        };
+        let (mut primary, words) = begun(&builder, place.path(), cell.load)?;
         let clock = CpuClock::of(primary.id())?;
         let (other, guard) = match cell.pair {
             Pair::QemuQemu => (secondary(builder, &mut primary, place.path(), cell)?, None),
@@ -156,16 +146,40 @@ pub(crate) fn words_of(process: u32) -> Result<GuestWords, Failure> {
     Ok(GuestWords::new(ram))
 }
 
-/// A network behind the card that takes all: the netdev.
-fn network(place: &Path) -> Result<String, Failure> {
+/// A primary whose guest does what it is to do.
+fn begun(builder: &Builder, place: &Path, load: Load) -> Result<(Qemu, Option<GuestWords>), Failure> {
+    if load == Load::Talker {
+        let (netdev, talks) = network(place)?;
+        let primary = builder.clone().args(&["-netdev", &netdev]).spawn()?;
+        talks.recv_timeout(PATIENCE).map_err(|_| "the guest says nothing".to_owned())?;
+        return Ok((primary, None));
+    }
+    let mut primary = builder.clone().spawn()?;
+    if load == Load::Idle {
+        std::thread::sleep(FIRMWARE);
+        return Ok((primary, None));
+    }
+    primary.wait_for_ticks(1)?;
+    let words = words_of(primary.id())?;
+    words.set_pace(load.pages_per_second())?;
+    words.clear_gaps()?;
+    Ok((primary, Some(words)))
+}
+
+/// A network behind the card that takes all: the netdev, and who tells when the guest has said something.
+fn network(place: &Path) -> Result<(String, Receiver<()>), Failure> {
     let path = place.join("network");
     let listener = UnixListener::bind(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let (tells, told) = channel();
     std::thread::spawn(move || {
         let Ok((mut stream, _)) = listener.accept() else { return };
         let mut piece = [0; 1 << 16];
-        while stream.read(&mut piece).is_ok_and(|length| length > 0) {}
+        while stream.read(&mut piece).is_ok_and(|length| length > 0) {
+            // Nobody need listen any more.
+            let _ = tells.send(());
+        }
     });
-    Ok(format!("stream,id=n0,server=off,addr.type=unix,addr.path={}", path.display()))
+    Ok((format!("stream,id=n0,server=off,addr.type=unix,addr.path={}", path.display()), told))
 }
 
 fn settings(cell: &Cell) -> (Vec<&'static str>, serde_json::Value) {

@@ -61,8 +61,11 @@ pub(crate) struct Cell {
 /// As the pages of checkpoints are taken where nobody says otherwise.
 pub(crate) const COPY: &str = "copy";
 
+/// Loads, delays, channels and pairs, each with each.
+type Group<'a> = (&'a [Load], &'a [u64], &'a [u8], &'a [Pair]);
+
 /// Pairs with the same load, delay and channels stand together and are measured one after the other.
-const GROUPS: [(&[Load], &[u64], &[u8], &[Pair]); 8] = {
+const GROUPS: [Group<'_>; 8] = {
     use Load::{Heavy, Idle, Light, Middle, Sparse, Talker, Upload};
     use Pair::{QemuQemu, QemuSterna, SternaSterna};
     let all: &[Pair] = &[QemuQemu, QemuSterna, SternaSterna];
@@ -101,11 +104,7 @@ pub(crate) fn cells(args: &Args) -> Vec<Cell> {
     cells
 }
 
-fn product(
-    args: &Args,
-    (loads, delays, channels, pairs): (&[Load], &[u64], &[u8], &[Pair]),
-    cells: &mut Vec<Cell>,
-) {
+fn product(args: &Args, (loads, delays, channels, pairs): Group<'_>, cells: &mut Vec<Cell>) {
     for &load in loads {
         for &delay in delays {
             for &channels in channels {

@@ -1,14 +1,15 @@
 //! Takeovers: from the decision to the guest's first step at the other side.
 //!
-//! The primary's host is lost at the moment at which a large checkpoint has become held, so that its journal is still to be copied to RAM. The
-//! decision is an operator's here (`x-sterna-takeover`, `x-colo-lost-heartbeat`); without one it comes when lease and margin are over.
+//! The primary's host is lost at the moment at which a large checkpoint has become held. A standby decides when lease and margin are over, which
+//! stands beside; the time counts from the last look at which it had not decided. QEMU's secondary leaves that to a human: from
+//! `x-colo-lost-heartbeat` on.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sterna_interop::{Ram, Root};
 
 use crate::Failure;
@@ -61,8 +62,7 @@ fn into_sterna(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, Fail
     let words = words_of(protected.standby.id())?;
     let decision = await_checkpoint(|| protected.standby.execute("x-sterna-query-protection", Value::Null))?;
     kill(protected.primary.id())?;
-    let began = Instant::now();
-    protected.standby.execute("x-sterna-takeover", json!({}))?;
+    let began = await_decision(|| protected.standby.execute("x-sterna-query-protection", Value::Null))?;
     Ok(Takeover { took: first_step(&words, began)?, decision: Some(decision) })
 }
 
@@ -82,13 +82,10 @@ fn into_waiting_qemu(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover
     })?;
     let decision = await_checkpoint(|| ask(standby, "x-sterna-query-protection"))?;
     let words = GuestWords::open(&memory.path().join("ram"))?;
-    kill(protected.primary.id())?;
-    let began = Instant::now();
-    let standby = protected.standby_monitor().ok_or("no standby")?;
-    standby.execute("x-sterna-takeover", json!({})).map_err(|error| error.to_string())?;
-    let took = first_step(&words, began);
-    // Of the host that is lost.
     protected.lose_primary();
+    let standby = protected.standby_monitor().ok_or("no standby")?;
+    let began = await_decision(|| ask(standby, "x-sterna-query-protection"))?;
+    let took = first_step(&words, began);
     let _survivor = Survivor::of(&protected.place.path().join("standby.log"))?;
     Ok(Takeover { took: took?, decision: Some(decision) })
 }
@@ -120,6 +117,20 @@ fn await_checkpoint(mut report: impl FnMut() -> Result<Value, Failure>) -> Resul
             return seconds(&report["contact"], "patience").map(Some);
         }
         Ok(None)
+    })
+}
+
+/// The last moment at which the standby was seen waiting for the primary.
+fn await_decision(mut report: impl FnMut() -> Result<Value, Failure>) -> Result<Instant, Failure> {
+    let mut last = Instant::now();
+    wait("the decision", Duration::from_micros(200), || {
+        let asked = Instant::now();
+        let report = report()?;
+        if matches!(report["state"].as_str(), Some("following" | "holding")) {
+            last = asked;
+            return Ok(None);
+        }
+        Ok(Some(last))
     })
 }
 

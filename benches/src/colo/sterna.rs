@@ -66,10 +66,15 @@ impl Protected {
             let said = std::fs::read_to_string(&log).unwrap_or_default();
             format!("{why}: {}", said.trim())
         })?;
+        if cell.load == Load::Sparse {
+            this.await_differences()?;
+        }
         if cell.delay < LEAST_DELAY {
             let delay = cell.delay.as_millis() as u64;
             this.primary.execute("migrate-set-parameters", json!({ "x-checkpoint-delay": delay }))?;
         }
+        // Of checkpoints that came meanwhile.
+        this.primary.forget_events()?;
         Ok(this)
     }
 
@@ -78,6 +83,13 @@ impl Protected {
             // Before it begins there is nothing to ask for.
             let report = self.report().unwrap_or_default();
             Ok((report["held"].as_u64() > Some(0)).then_some(()))
+        })
+    }
+
+    /// A page is a difference when it has been in a checkpoint before.
+    fn await_differences(&mut self) -> Result<(), Failure> {
+        wait("differences", Duration::from_millis(20), || {
+            Ok((number(&self.report()?, "xbzrle-pages")? > 1000).then_some(()))
         })
     }
 

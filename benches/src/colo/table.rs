@@ -26,6 +26,9 @@ const HEAD: [&str; 18] = [
     "takeover, ms (decision)",
 ];
 
+/// Of less, what is sent is devices and not pages.
+const LEAST_BYTES: f64 = 65536.0;
+
 /// The head of the rows.
 pub(crate) fn head() -> String {
     format!("{}\n{}\n", line(&HEAD.map(str::to_owned)), line(&HEAD.map(|_| "---".to_owned())))
@@ -63,7 +66,7 @@ pub(crate) fn goals(goals: &[Goal]) -> String {
 fn figures(of: &Figures) -> Vec<String> {
     let mib = |bytes: f64| format!("{:.2}", bytes / 1048576.0);
     let two = |[one, other]: [f64; 2]| format!("{one:.1} / {other:.1}");
-    let ratio = of.bytes_per_checkpoint.zip(of.dirty_bytes).filter(|(_, dirty)| *dirty > 0.0);
+    let ratio = of.bytes_per_checkpoint.zip(of.dirty_bytes).filter(|(_, dirty)| *dirty >= LEAST_BYTES);
     let transfer = |times: Spread| format!("{:.2} / {:.2} / {:.2}", times.mean, times.p50, times.p99);
     let Spread { mean, p50, p99, p999 } = of.pause;
     vec![

@@ -1,7 +1,15 @@
 //! The judge judged: QEMU to QEMU, without Sterna, so that a failure elsewhere is Sterna's.
 #![allow(missing_docs)]
 
-use sterna_interop::{Accelerator, Builder, Failure, Guest, Qemu, Root, kvm_for, unbroken};
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use sterna_interop::qemu::PATIENCE;
+use sterna_interop::{
+    Accelerator, Builder, Failure, GAPS, GAPS_ADDRESS, Guest, LONGEST_GAP_ADDRESS, PACE_ADDRESS, Qemu, Ram,
+    Root, SAYS_ADDRESS, gap_ticks, kvm_for, unbroken,
+};
 
 #[test]
 fn boot_guest_saved_as_legacy_stream_by_qemu_counts_on() -> Result<(), Failure> {
@@ -43,6 +51,46 @@ fn boot_guest_migrated_by_qemu_over_tcp_counts_on() -> Result<(), Failure> {
 
     target.wait_for_ticks(3)?;
     unbroken(&[&source, &target])?;
+    Ok(())
+}
+
+#[test]
+fn boot_guest_counts_the_times_between_its_pages_and_says_dots() -> Result<(), Failure> {
+    /// Ticks.
+    const PACE: u32 = 1_000_000;
+    let test = "boot_guest_counts_the_times_between_its_pages_and_says_dots";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut guest = Qemu::builder(&root).ram(Ram::File).guest(Guest::Boot).spawn()?;
+    guest.wait_for_ticks(1)?;
+    let text = |error: std::io::Error| error.to_string();
+    let ram = OpenOptions::new().read(true).write(true).open(guest.directory().join("ram")).map_err(text)?;
+    ram.write_all_at(&PACE.to_le_bytes(), PACE_ADDRESS).map_err(text)?;
+    ram.write_all_at(&[0; GAPS * 4], GAPS_ADDRESS).map_err(text)?;
+    ram.write_all_at(&[1], SAYS_ADDRESS).map_err(text)?;
+    let word = |address: u64| -> Result<u32, Failure> {
+        let mut bytes = [0; 4];
+        ram.read_exact_at(&mut bytes, address).map_err(text)?;
+        Ok(u32::from_le_bytes(bytes))
+    };
+
+    let begin = Instant::now();
+    let gaps = loop {
+        let gaps = (0..GAPS as u64).map(|index| word(GAPS_ADDRESS + index * 4));
+        let gaps = gaps.collect::<Result<Vec<u32>, Failure>>()?;
+        if gaps.iter().sum::<u32>() >= 200 {
+            break gaps;
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(format!("it counts nothing: {gaps:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+
+    let counted: Vec<usize> = (0..GAPS).filter(|index| gaps[*index] > 0).collect();
+    let (first, last) = (counted[0], counted[counted.len() - 1]);
+    assert!(gap_ticks(first + 1) > u64::from(PACE), "one is shorter than the pace: {gaps:?}");
+    assert!(gap_ticks(last) <= u64::from(word(LONGEST_GAP_ADDRESS)?), "the longest is not counted: {gaps:?}");
+    assert!(guest.serial().contains("......"));
     Ok(())
 }
 
