@@ -79,7 +79,7 @@ pub struct Pair {
     /// By the survivor: from which byte on, and what.
     said_again: Arc<Mutex<(u64, Vec<u8>)>>,
     /// After so many pieces every connection ends.
-    cut: Arc<AtomicI64>,
+    pub cut: Arc<AtomicI64>,
     /// What the standby says by the contact's connection comes later than all else.
     words_are_late: Arc<AtomicBool>,
 }
