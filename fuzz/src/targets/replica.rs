@@ -40,7 +40,8 @@ fn arbiter(data: &[u8], reader: Role) {
     let Ok(length) = ArbiterIdentity::rest_bytes(*head) else {
         return assert!(session(reader).open_arbiter(data).is_err());
     };
-    let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0')).map(str::to_owned);
+    let text =
+        |bytes: &[u8]| std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0')).map(str::to_owned);
     let name_bytes = usize::from(u16::from_be_bytes([head[0], head[1]]));
     let Some(both) = rest.get(..length - ArbiterIdentity::MAC_BYTES) else { return };
     let (name, token) = both.split_at(name_bytes);

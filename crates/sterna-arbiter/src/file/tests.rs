@@ -196,9 +196,8 @@ fn what_is_no_file_is_believed_by_nobody() {
 #[test]
 fn directories_have_a_token_for_each_generation_until_it_is_forgotten() {
     let (one, other) = (Fixture::new(), Fixture::new());
-    let identity = |of: &Fixture, generation| {
-        of.arbiter.identity(&claim("a", 1).guest, Generation::new(generation))
-    };
+    let identity =
+        |of: &Fixture, generation| of.arbiter.identity(&claim("a", 1).guest, Generation::new(generation));
 
     let first = identity(&one, 1).expect("a token");
 
@@ -211,7 +210,8 @@ fn directories_have_a_token_for_each_generation_until_it_is_forgotten() {
     one.arbiter.forget_identity(&guest, Generation::new(2));
     assert_eq!(one.names(), Vec::<String>::new());
     one.arbiter.forget_identity(&guest, Generation::new(2));
-    std::fs::write(one.arbiter.token_path(&guest, Generation::new(1)), "sterna-arbiter 1 x\n").expect("written");
+    std::fs::write(one.arbiter.token_path(&guest, Generation::new(1)), "sterna-arbiter 1 x\n")
+        .expect("written");
     assert!(identity(&one, 1).expect_err("foreign").is_contradictory());
 }
 

@@ -285,7 +285,10 @@ fn claims(
     protection: Protection,
 ) -> Result<(Arc<dyn Claims>, Option<Operator>), Stop> {
     let opened = arguments.arbiter.open(DEFAULT_LIMIT).map_err(|error| Stop::usage(error.to_string()))?;
-    Ok((claims::claims(arguments.arbiter.to_string(), &opened.arbiter, Role::Primary, protection), opened.operator))
+    Ok((
+        claims::claims(arguments.arbiter.to_string(), &opened.arbiter, Role::Primary, protection),
+        opened.operator,
+    ))
 }
 
 fn is_here(address: &Address) -> bool {

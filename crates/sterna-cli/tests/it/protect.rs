@@ -223,7 +223,8 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
 
     std::fs::rename(pair.path("away"), pair.path("arbiter")).unwrap();
     wait("one survivor", || {
-        let runs = ["a.qmp", "b.qmp"].map(|name| connect(&pair.path(name)).is_some() && pair.is_running(name));
+        let runs =
+            ["a.qmp", "b.qmp"].map(|name| connect(&pair.path(name)).is_some() && pair.is_running(name));
         assert_ne!(runs, [true, true]);
         runs != [false, false]
     });
@@ -263,7 +264,8 @@ fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_o
         assert_eq!(vm.run_state().unwrap(), "running");
     }
     assert!(!directory.path().join("image").exists());
-    vm.execute("migrate-set-parameters", json!({"x-checkpoint-delay": 0})).expect_err("it would not let the guest run");
+    vm.execute("migrate-set-parameters", json!({"x-checkpoint-delay": 0}))
+        .expect_err("it would not let the guest run");
 }
 
 #[test]
@@ -326,9 +328,16 @@ fn sides_with_two_arbiters_are_refused_by_name_and_the_guest_runs_on() {
         let report = primary.execute("x-sterna-query-protection", Value::Null);
         assert!(report.is_err() || report.unwrap()["checkpoints"].as_u64().unwrap_or(0) == 0);
         for name in ["one", "other"] {
-            assert_eq!(std::fs::read_dir(at.join(name)).unwrap().filter(|entry| {
-                !entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(".token")
-            }).count(), 0, "nothing is claimed");
+            assert_eq!(
+                std::fs::read_dir(at.join(name))
+                    .unwrap()
+                    .filter(|entry| {
+                        !entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(".token")
+                    })
+                    .count(),
+                0,
+                "nothing is claimed"
+            );
         }
         drop(vms);
         let _ = std::fs::remove_file(at.join("standby"));

@@ -59,10 +59,10 @@ pub use primary::{
 };
 pub use protected::ContactRules;
 pub use standby::{Standby, StandbyOptions, StandbyState, StandbyStatistics};
-/// What a side says of its arbiter when primary and standby greet each other.
-pub use sterna_wire::replica::{ArbiterIdentity, ArbiterStore};
 /// Who may run the guest: states, events and outcomes.
 pub use sterna_proto::replica as machines;
+/// What a side says of its arbiter when primary and standby greet each other.
+pub use sterna_wire::replica::{ArbiterIdentity, ArbiterStore};
 pub use survivor::{ImageSurvivor, Survivor};
 pub use takeover::{OperatorsWord, TakenOver, TakeoverError, TakeoverPermission};
 pub use vm_survivor::VmSurvivor;

@@ -85,7 +85,14 @@ impl Nowhere {
 
 impl Contacts {
     pub(super) fn new(survivor: Arc<dyn Survivor>, rules: Option<ContactRules>) -> Self {
-        Self { survivor, rules, incoming: Mutex::default(), current: Mutex::default(), greeting: Mutex::default(), count: AtomicU64::new(0) }
+        Self {
+            survivor,
+            rules,
+            incoming: Mutex::default(),
+            current: Mutex::default(),
+            greeting: Mutex::default(),
+            count: AtomicU64::new(0),
+        }
     }
 
     /// For a standby that is in contact with nobody.

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use sterna::error::VmError;
 use sterna::replica::machines::{Ruling, primary, standby};
 use sterna::replica::{
-    ArbiterIdentity, ArbiterStore, Claims, ContactError, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact, StandbyGuest,
-    Terms,
+    ArbiterIdentity, ArbiterStore, Claims, ContactError, PrimaryContact, PrimaryGuest, Protection, Secret,
+    StandbyContact, StandbyGuest, Terms,
 };
 use sterna_transport::Channel;
 
@@ -334,7 +334,10 @@ fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() 
         assert_eq!(refused, primary::Refusal::ArbiterOutOfReach);
 
         assert!(here.runs() && !here.has_done("last"));
-        assert_eq!((primary.state().state, standby.state().state), (primary::State::Protected, standby::State::Following));
+        assert_eq!(
+            (primary.state().state, standby.state().state),
+            (primary::State::Protected, standby::State::Following)
+        );
         // The protection goes on, and so does a takeover when the arbiter is there.
         arbiter.is_away.store(false, Ordering::SeqCst);
         standby.take_over(true).expect("with an arbiter");
@@ -438,7 +441,8 @@ fn greetings(
         begun.map(|_| ())
     });
     let claims = Arc::new(Finds(here, Arc::clone(&compared)));
-    let begun = PrimaryContact::begin(&near, PROTECTION, terms(true), false, &secret(), Guest::running(), claims);
+    let begun =
+        PrimaryContact::begin(&near, PROTECTION, terms(true), false, &secret(), Guest::running(), claims);
     let begun = begun.map(|contact| contact.unprotect().expect("in the seeding"));
     near.shutdown();
     (begun, answered.join().expect("no panic"), compared.load(Ordering::SeqCst))
@@ -491,13 +495,17 @@ fn arbiter_that_cannot_be_asked_begins_nothing_and_is_named_at_both_sides() {
     let away = || Err::<ArbiterIdentity, _>("the arbiter etcd:http://e is out of reach".to_owned());
     let (primary, standby, _) = greetings(found("file:/a", token("1")), away());
     let (primary, standby) = (primary.expect_err("refused"), standby.expect_err("refused"));
-    assert!(primary.to_string().contains("the standby cannot ask its arbiter: the arbiter etcd:http://e"), "{primary}");
+    assert!(
+        primary.to_string().contains("the standby cannot ask its arbiter: the arbiter etcd:http://e"),
+        "{primary}"
+    );
     assert!(standby.to_string().contains("etcd:http://e is out of reach; nothing has begun"), "{standby}");
 
     // The primary finds that out before it says a byte.
     let (near, _far) = Channel::pair().expect("a pair of sockets");
     let (near, claims) = (Arc::new(near), Arc::new(Finds(away(), Arc::default())));
-    let begun = PrimaryContact::begin(&near, PROTECTION, terms(true), false, &secret(), Guest::running(), claims);
+    let begun =
+        PrimaryContact::begin(&near, PROTECTION, terms(true), false, &secret(), Guest::running(), claims);
     assert!(matches!(begun.map(|_| ()), Err(ContactError::Arbiter(_))));
     assert_eq!(near.bytes_written(), 0);
 }

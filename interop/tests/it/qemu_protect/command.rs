@@ -229,7 +229,8 @@ enum Under {
 }
 
 #[test]
-fn qemu_that_is_killed_in_any_state_is_taken_over_from_all_that_was_heard_or_not_at_all() -> Result<(), Failure> {
+fn qemu_that_is_killed_in_any_state_is_taken_over_from_all_that_was_heard_or_not_at_all()
+-> Result<(), Failure> {
     let test = "qemu_that_is_killed_in_any_state_is_taken_over_from_all_that_was_heard_or_not_at_all";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let moments = [0, 3, 8, 23, 41].map(Under::Checkpoints);
@@ -324,7 +325,8 @@ fn signal(lab: &Lab, signal: rustix::process::Signal) -> Result<(), Failure> {
 }
 
 #[test]
-fn planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected() -> Result<(), Failure> {
+fn planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected() -> Result<(), Failure>
+{
     let test = "planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let mut lab = Lab::talking(&root)?;
@@ -372,7 +374,8 @@ fn qemu_whose_standby_asks_another_arbiter_is_left_as_it_was() -> Result<(), Fai
     })?;
 
     let qemu = lab.primary.operator_socket().display().to_string();
-    let refused = sterna_does(&["protect", &qemu, &format!("unix:{socket}"), "--arbiter", &here]).unwrap_err();
+    let refused =
+        sterna_does(&["protect", &qemu, &format!("unix:{socket}"), "--arbiter", &here]).unwrap_err();
 
     let named = format!("the primary's arbiter is {here}, and the standby's {there}");
     assert!(refused.contains(&named) && refused.contains("do not share it"), "{refused}");
@@ -381,7 +384,15 @@ fn qemu_whose_standby_asks_another_arbiter_is_left_as_it_was() -> Result<(), Fai
     // It waits for the next one, who asks the same arbiter.
     assert!(standby.0.try_wait().map_err(|error| error.to_string())?.is_none());
     let mut protect = sterna();
-    protect.args(["protect", &qemu, &format!("unix:{socket}"), "--arbiter", &there, "--lease=600s", "--json"]);
+    protect.args([
+        "protect",
+        &qemu,
+        &format!("unix:{socket}"),
+        "--arbiter",
+        &there,
+        "--lease=600s",
+        "--json",
+    ]);
     let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
     let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
     let mut protect = Protect { process, lines, socket: String::new() };

@@ -276,7 +276,11 @@ fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
         // A standby that cannot go on closes all of its connections: which end is seen first is open.
         let said = match name {
             // QEMU takes leave of the standby, which may close all of its connections before this side looks.
-            "taken" => &["for a disk", "the disk q0 is not written at the standby any more", "the standby has closed"][..],
+            "taken" => &[
+                "for a disk",
+                "the disk q0 is not written at the standby any more",
+                "the standby has closed",
+            ][..],
             "left" => &["the disk q0 is not written at the standby any more"],
             "snapshot" => &["the node overlay was put over it"],
             _ => &["standby"],

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use sterna::opaque::ImagePlan;
 use sterna::replica::machines::Ruling;
 use sterna::replica::{
-    ArbiterIdentity, ArbiterStore, Claims, OperatorsWord, Protection, Secret, Standby, StandbyContact, StandbyGuest, StandbyOptions, Terms,
+    ArbiterIdentity, ArbiterStore, Claims, OperatorsWord, Protection, Secret, Standby, StandbyContact,
+    StandbyGuest, StandbyOptions, Terms,
 };
 use sterna::{Address, Capabilities, Parameters, VmError};
 use sterna_arbiter::{Generation, GuestName, Identity, Spec};

@@ -30,7 +30,12 @@ pub struct Heart {
 impl Heart {
     /// Greets the standby at `path`, and beats.
     /// It asks the arbiter of that text.
-    pub fn begin(path: &Path, protection: Protection, secret: &Secret, arbiter: &str) -> Result<Self, Failure> {
+    pub fn begin(
+        path: &Path,
+        protection: Protection,
+        secret: &Secret,
+        arbiter: &str,
+    ) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| format!("the contact: {error}");
         let mut socket = UnixStream::connect(path).map_err(failed)?;
         let terms = Terms {

@@ -120,7 +120,9 @@ impl World<'_> {
         if is_quiet && self.phase.is_without_arbiter == [true; 2] {
             self.coverage.quiet_refusals += u64::from(self.phase.faults.iter().any(is_planned));
             if !self.primary.guest.runs() {
-                self.violate("invariant: a planned takeover without an arbiter has stopped the guest for good");
+                self.violate(
+                    "invariant: a planned takeover without an arbiter has stopped the guest for good",
+                );
             }
         }
         if self.primary.outcome != Some(primary::Outcome::HandedOver) || !is_quiet {

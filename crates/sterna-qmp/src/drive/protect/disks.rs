@@ -257,9 +257,10 @@ impl Attached {
     fn overlay_in<'a>(&self, nodes: &'a Value) -> Option<&'a str> {
         let is_over = |node: &&Value| {
             let children = node["children"].as_array();
-            let has_below = children.into_iter().flatten().any(|child| {
-                child["child"] == "backing" && child["node-name"] == self.parent.as_str()
-            });
+            let has_below = children
+                .into_iter()
+                .flatten()
+                .any(|child| child["child"] == "backing" && child["node-name"] == self.parent.as_str());
             // Those of QEMU's block jobs write through (`mirror_top`, `commit_top`).
             has_below && !node["drv"].as_str().unwrap_or_default().ends_with("_top")
         };

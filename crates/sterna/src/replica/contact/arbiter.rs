@@ -19,7 +19,11 @@ pub(super) fn found(claims: &dyn Claims) -> Result<ArbiterIdentity, ContactError
 }
 
 /// At the primary.
-pub(super) fn compare_first(link: &Link, ours: &ArbiterIdentity, claims: &dyn Claims) -> Result<(), ContactError> {
+pub(super) fn compare_first(
+    link: &Link,
+    ours: &ArbiterIdentity,
+    claims: &dyn Claims,
+) -> Result<(), ContactError> {
     link.send_arbiter(ours)?;
     let theirs = link.read_arbiter(WORD_LIMIT);
     claims.arbiters_compared();

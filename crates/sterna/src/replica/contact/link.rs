@@ -64,7 +64,8 @@ impl Link {
         // From here on the contact has times of its own.
         self.channel.set_stall_limit(None);
         let read = self.reads.lock().open_arbiter(&bytes)?;
-        let short = || WireError::local("replica arbiter", 0, "specs/replica.md §1", "it is longer than it says");
+        let short =
+            || WireError::local("replica arbiter", 0, "specs/replica.md §1", "it is longer than it says");
         Ok(read.ok_or_else(short)?.0)
     }
 
