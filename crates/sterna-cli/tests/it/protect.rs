@@ -280,6 +280,69 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
 }
 
 #[test]
+fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let _vm = Vms(vec![run(directory.path(), "a.qmp", &[])]);
+    let socket = directory.path().join("a.qmp");
+    wait("the monitor", || connect(&socket).is_some());
+    let mut vm = connect(&socket).unwrap();
+    let on = |names: &[&str]| {
+        let on: Vec<_> = names.iter().map(|name| json!({"capability": name, "state": true})).collect();
+        json!({ "capabilities": on })
+    };
+
+    // When it is set: each alone may be on.
+    for other in ["mapped-ram", "pause-before-switchover", "background-snapshot", "postcopy-ram"] {
+        let refused = vm.execute("migrate-set-capabilities", on(&[other, "x-colo"])).unwrap_err().to_string();
+        assert!(refused.contains(other), "{refused}");
+    }
+    let without = json!({"capabilities": [{"capability": "return-path", "state": false}, {"capability": "x-colo", "state": true}]});
+    let refused = vm.execute("migrate-set-capabilities", without).unwrap_err().to_string();
+    assert!(refused.contains("x-colo") && refused.contains("return-path"), "{refused}");
+
+    // When it is started.
+    vm.execute("migrate-set-capabilities", on(&["x-colo"])).unwrap();
+    let file = format!("file:{}", directory.path().join("image").display());
+    for (uri, says) in [
+        (file.as_str(), "a standby listens at tcp: or unix:"),
+        ("rdma:127.0.0.1:9", "a standby listens at tcp: or unix:"),
+        ("tcp:127.0.0.1:1", "127.0.0.1:1"),
+    ] {
+        let refused = vm.execute("migrate", json!({ "uri": uri })).unwrap_err().to_string();
+        assert!(refused.contains(says), "{uri}: {refused}");
+        assert_eq!(vm.run_state().unwrap(), "running");
+    }
+    assert!(!directory.path().join("image").exists());
+    vm.execute("migrate-set-parameters", json!({"x-checkpoint-delay": 0}))
+        .expect_err("it would not let the guest run");
+}
+
+#[test]
+fn frozen_primary_says_nothing_when_it_wakes_and_ends() {
+    let mut pair = Pair::new(&[]);
+    let id = rustix::process::Pid::from_child(&pair.primary);
+    rustix::process::kill_process(id, rustix::process::Signal::STOP).unwrap();
+
+    wait("the survivor", || pair.is_running("b.qmp"));
+    rustix::process::kill_process(id, rustix::process::Signal::CONT).unwrap();
+
+    // The claim is lost: its guest never runs again, and its VM ends.
+    let ended = {
+        let begin = Instant::now();
+        loop {
+            match pair.primary.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(begin.elapsed() < PATIENCE, "it does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    assert_eq!(ended.code(), Some(6));
+    assert!(pair.is_running("b.qmp"));
+    pair.assert_consistent("b.qmp");
+}
+
+#[test]
 fn sides_with_two_arbiters_are_refused_by_name_and_the_guest_runs_on() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();

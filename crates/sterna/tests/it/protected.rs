@@ -83,7 +83,7 @@ pub struct Pair {
     /// By the survivor: from which byte on, and what.
     said_again: Arc<Mutex<(u64, Vec<u8>)>>,
     /// After so many pieces every connection ends.
-    cut: Arc<AtomicI64>,
+    pub cut: Arc<AtomicI64>,
     /// What the standby says by the contact's connection comes later than all else.
     words_are_late: Arc<AtomicBool>,
     /// Nothing of the guest's state goes on to the standby.
@@ -230,7 +230,7 @@ impl Way {
 /// A guest that writes all the time, with pages of every kind.
 pub fn writer() -> ProcessConfig {
     let blocks = vec![("ram.low".into(), 12 << 20), ("ram.high".into(), 4 << 20)];
-    ProcessConfig { blocks, fill: Fill::Half(7), workers: 2, ..config() }
+    ProcessConfig { blocks, fill: Fill::Half(7), workers: 4, ..config() }
 }
 
 impl Pair {
@@ -261,6 +261,7 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         Way { lanes: 4, zero_pages: sterna::ZeroPageDetection::Legacy, ..PLAIN },
         Way { lanes: 2, compression: Compression::Zstd, ..PLAIN },
         Way { lanes: 2, compression: Compression::Zlib, ..PLAIN },
+        Way { lanes: 8, compression: Compression::Zstd, ..PLAIN },
         // Nothing is staged: the guest stands until all is sent.
         Way { buffer_bytes: 4096, ..PLAIN },
         Way { lanes: 2, buffer_bytes: 4096, ..PLAIN },
