@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn checkpoint_that_begins_late_does_not_put_the_next_one_off() {
-        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Interval };
+        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Interval, in_flight: 1 };
         let start = Instant::now();
         let mut began = start;
         for index in 1..=100 {
