@@ -159,6 +159,8 @@ impl<'a> Rows<'a> {
 
     fn amounts(&self) -> Vec<Option<Goal>> {
         let bytes = |pair, which: fn(&Row) -> bool| {
+            // In the shortest interval what is sent is devices and not pages.
+            let which = move |row: &Row| row.delay_ms >= 10.0 && which(row);
             self.ratios(pair, which, |_, of| Some(of.bytes_per_checkpoint? / of.dirty_bytes?))
         };
         let resident = |pair| {
