@@ -19,12 +19,19 @@ pub trait Arbiter: Send + Sync + fmt::Debug {
     /// [`Ruling::Won`] or [`Ruling::Lost`].
     fn claim(&self, claim: &Claim) -> Result<Ruling, ClaimError>;
 
-    /// What two sides have in common if they ask one arbiter, as far as it can be known. Claims nothing; also says whether
-    /// the arbiter can be asked now.
+    /// What two sides have in common if they ask one arbiter, as far as it can be known: whoever asks first leaves a random token
+    /// there, and the other one reads it. So a copy of a directory is another arbiter, and so are two clusters that were set up
+    /// alike. Claims nothing; also says whether the arbiter can be asked now.
     ///
     /// # Errors
     /// The arbiter cannot be asked now.
     fn identity(&self, guest: &GuestName, generation: Generation) -> Result<Identity, ClaimError>;
+
+    /// Takes away what [`Arbiter::identity`] has left there, once both sides have read it. What cannot be taken away stays, and
+    /// means nothing.
+    fn forget_identity(&self, guest: &GuestName, generation: Generation) {
+        let _ = (guest, generation);
+    }
 }
 
 /// An arbiter's answer. It is final.

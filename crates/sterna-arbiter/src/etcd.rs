@@ -21,7 +21,7 @@ pub(crate) use options::EtcdOptions;
 use crate::arbiter::{Arbiter, Identity, Ruling};
 use crate::claim::{Claim, Generation, GuestName};
 use crate::error::ClaimError;
-use crate::names::encoded;
+use crate::names::{encoded, is_token, quoted, token};
 use crate::record;
 use http::Http;
 use messages::Stored;
@@ -74,6 +74,10 @@ impl Etcd {
 
     fn key(&self, guest: &GuestName, generation: Generation) -> String {
         format!("{}{}/{generation}", self.prefix, encoded(guest.as_str()))
+    }
+
+    fn token_key(&self, guest: &GuestName, generation: Generation) -> String {
+        format!("{}/token", self.key(guest, generation))
     }
 
     /// Posts to the endpoints in their order until one answers, or to all; each gets its part of the time that is left.
@@ -160,13 +164,35 @@ impl Arbiter for Etcd {
         self.ruling(claim, &key, stored)
     }
 
-    /// Also compares the clusters of all endpoints that answer.
+    /// A random token of the guest's generation. Also compares the clusters of all endpoints that answer.
     fn identity(&self, guest: &GuestName, generation: Generation) -> Result<Identity, ClaimError> {
         let key = self.key(guest, generation);
         let body = messages::count(&key);
         self.ask(Whom::All, "/v3/kv/range", &body, |bytes| Ok((messages::read_cluster(bytes)?, ())))?;
-        let cluster = self.cluster.lock().clone().unwrap_or_default();
-        Ok(Identity::Is(format!("{cluster} {}", self.prefix)))
+        // Clusters that were set up alike have one number, so that says little.
+        let (key, wanted) = (self.token_key(guest, generation), token());
+        let body = messages::claim(&key, &wanted);
+        let found = match self.ask(Whom::FirstThatAnswers, "/v3/kv/txn", &body, messages::read_claim)? {
+            Stored::Created => wanted,
+            Stored::Before(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Stored::Nothing => String::new(),
+        };
+        if !is_token(&found) {
+            return Err(ClaimError::contradictory(
+                &self.name,
+                format!("key {key:?} holds no token of an arbiter: {}", quoted(found.as_bytes())),
+                "find out by hand what wrote that key",
+            ));
+        }
+        Ok(Identity::Is(found))
+    }
+
+    fn forget_identity(&self, guest: &GuestName, generation: Generation) {
+        let body = messages::delete(&self.token_key(guest, generation));
+        // What stays decides nothing.
+        let _ = self.ask(Whom::FirstThatAnswers, "/v3/kv/deleterange", &body, |bytes| {
+            Ok((messages::read_cluster(bytes)?, ()))
+        });
     }
 }
 

@@ -5,7 +5,7 @@
 //! lost. Before a ruling is believed, the file and the directory are synced, so that no crash of the storage takes it back.
 //!
 //! A process that is killed leaves the claim untouched or made. It may leave a temporary file (`.*.tmp`), which decides nothing
-//! and can be deleted.
+//! and can be deleted. So can a token (`*.token`) that was not taken away after both sides had read it.
 
 mod exclusive;
 
@@ -13,15 +13,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::arbiter::{Arbiter, Identity, Ruling};
-use crate::claim::{Claim, Generation, GuestName, random_number};
+use crate::claim::{Claim, Generation, GuestName};
 use crate::error::ClaimError;
-use crate::names::{encoded, quoted};
+use crate::names::{encoded, is_token, quoted, token};
 use crate::record;
 use exclusive::Obstacle;
 
-/// Holds the identity of the directory.
-const IDENTITY: &str = "sterna-arbiter.id";
-const IDENTITY_PREFIX: &str = "sterna-arbiter 1 ";
+/// How the token of a generation begins.
+const TOKEN_PREFIX: &str = "sterna-arbiter 1 ";
 
 /// Claims are files of a directory.
 #[derive(Debug)]
@@ -36,6 +35,10 @@ impl FileArbiter {
 
     fn path(&self, guest: &GuestName, generation: Generation) -> PathBuf {
         self.directory.join(format!("{}.{generation}.claim", encoded(guest.as_str())))
+    }
+
+    fn token_path(&self, guest: &GuestName, generation: Generation) -> PathBuf {
+        self.directory.join(format!("{}.{generation}.token", encoded(guest.as_str())))
     }
 
     fn name(&self) -> String {
@@ -78,18 +81,23 @@ impl Arbiter for FileArbiter {
         self.ruling(&bytes, claim, &path)
     }
 
-    /// A random number that the directory keeps: two directories of one name on two hosts have two.
-    fn identity(&self, _: &GuestName, _: Generation) -> Result<Identity, ClaimError> {
-        let path = self.directory.join(IDENTITY);
-        let wanted = format!("{IDENTITY_PREFIX}{:016x}{:016x}\n", random_number(), random_number());
+    /// A random token of the guest's generation: two directories of one name on two hosts have two, and so has a copy.
+    fn identity(&self, guest: &GuestName, generation: Generation) -> Result<Identity, ClaimError> {
+        let path = self.token_path(guest, generation);
+        let wanted = format!("{TOKEN_PREFIX}{}\n", token());
         let found = exclusive::create(&path, wanted.as_bytes(), record::MOST_BYTES);
         let bytes = found.map_err(|obstacle| self.wrong(obstacle, &path))?;
         let text = String::from_utf8_lossy(&bytes);
-        let number = text.strip_prefix(IDENTITY_PREFIX).and_then(|rest| rest.strip_suffix('\n'));
-        match number.filter(|number| number.len() == 32) {
+        let number = text.strip_prefix(TOKEN_PREFIX).and_then(|rest| rest.strip_suffix('\n'));
+        match number.filter(|number| is_token(number)) {
             Some(number) => Ok(Identity::Is(number.to_owned())),
-            None => Err(self.foreign(&path, &format!("it is no identity of an arbiter: {}", quoted(&bytes)))),
+            None => Err(self.foreign(&path, &format!("it is no token of an arbiter: {}", quoted(&bytes)))),
         }
+    }
+
+    fn forget_identity(&self, guest: &GuestName, generation: Generation) {
+        // What stays decides nothing.
+        let _ = std::fs::remove_file(self.token_path(guest, generation));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Names of guests as names of files and keys.
 
+use crate::claim::random_number;
+
 /// The name with every byte as `%XX` that is no ASCII letter, digit, `-` or `_`: also the point and the slash.
 pub(crate) fn encoded(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
@@ -11,6 +13,16 @@ pub(crate) fn encoded(name: &str) -> String {
         }
     }
     text
+}
+
+/// A random token that no other one equals: 32 hexadecimal digits.
+pub(crate) fn token() -> String {
+    format!("{:016x}{:016x}", random_number(), random_number())
+}
+
+/// Whether it can be one.
+pub(crate) fn is_token(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// The beginning of what somebody else wrote, safe to print.

@@ -128,6 +128,15 @@ impl Arbiter for Watched {
         let guest = guest.clone();
         self.limited(move |arbiter| arbiter.identity(&guest, generation))
     }
+
+    fn forget_identity(&self, guest: &GuestName, generation: Generation) {
+        let guest = guest.clone();
+        // It decides nothing.
+        let _ = self.limited(move |arbiter| {
+            arbiter.forget_identity(&guest, generation);
+            Ok(())
+        });
+    }
 }
 
 impl Known {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use sterna::replica::machines::Ruling;
-use sterna::replica::{Claims, Protection};
-use sterna_arbiter::{Arbiter, Claim, Claimant, Generation, GuestName, Role};
+use sterna::replica::{ArbiterIdentity, ArbiterStore, Claims, Protection};
+use sterna_arbiter::{Arbiter, Claim, Claimant, Generation, GuestName, Identity, Role};
 
 /// The claim of a protection for `role`. The other side's has the same name and generation.
 pub fn claim(role: Role, protection: Protection) -> Claim {
@@ -15,12 +15,57 @@ pub fn claim(role: Role, protection: Protection) -> Claim {
     }
 }
 
-/// Asks `arbiter` for it.
-pub fn claims(arbiter: &Arc<dyn Arbiter>, role: Role, protection: Protection) -> Arc<dyn Claims> {
+/// Asks `arbiter` for it, which its operator calls `name`.
+pub fn claims(
+    name: impl Into<String>,
+    arbiter: &Arc<dyn Arbiter>,
+    role: Role,
+    protection: Protection,
+) -> Arc<dyn Claims> {
     let (arbiter, claim) = (Arc::clone(arbiter), claim(role, protection));
-    Arc::new(move || match arbiter.claim(&claim) {
-        Ok(sterna_arbiter::Ruling::Won) => Ok(Ruling::Won),
-        Ok(sterna_arbiter::Ruling::Lost { .. }) => Ok(Ruling::Lost),
-        Err(error) => Err(error.to_string()),
-    })
+    Arc::new(ArbitersClaims { name: name.into(), arbiter, claim })
+}
+
+struct ArbitersClaims {
+    name: String,
+    arbiter: Arc<dyn Arbiter>,
+    claim: Claim,
+}
+
+impl Claims for ArbitersClaims {
+    fn claim(&self) -> Result<Ruling, String> {
+        match self.arbiter.claim(&self.claim) {
+            Ok(sterna_arbiter::Ruling::Won) => Ok(Ruling::Won),
+            Ok(sterna_arbiter::Ruling::Lost { .. }) => Ok(Ruling::Lost),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        let found = self.arbiter.identity(&self.claim.guest, self.claim.generation);
+        let store = match found.map_err(|error| error.to_string())? {
+            Identity::Is(token) => ArbiterStore::Token(token),
+            _ => ArbiterStore::Nothing,
+        };
+        // The wire takes no more; a name is for people.
+        let name = self.name.chars().filter(|character| *character != '\0');
+        let mut room = ArbiterIdentity::MOST_NAME_BYTES;
+        let name = name.take_while(|character| {
+            let fits = character.len_utf8() <= room;
+            room = room.saturating_sub(character.len_utf8());
+            fits
+        });
+        Ok(ArbiterIdentity { name: name.collect(), store })
+    }
+
+    fn look(&self) -> Result<(), String> {
+        let Claim { guest, generation, .. } = &self.claim;
+        self.arbiter.identity(guest, *generation).map_err(|error| error.to_string())?;
+        self.arbiter.forget_identity(guest, *generation);
+        Ok(())
+    }
+
+    fn arbiters_compared(&self) {
+        self.arbiter.forget_identity(&self.claim.guest, self.claim.generation);
+    }
 }

@@ -12,7 +12,7 @@ use sterna_wire::main::{
     encode_section_part,
 };
 use sterna_wire::mapped_ram::MappedHeader;
-use sterna_wire::multifd::DeviceStatePacket;
+use sterna_wire::multifd::{DeviceStatePacket, Method, RamPacketEncoder, push_difference};
 use sterna_wire::nbd::{CommandKind, DiskHello, Request};
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::rdma::{
@@ -184,6 +184,17 @@ fn multifd_packet(seeds: &Seeds) -> Result<(), Failure> {
     DeviceStatePacket { name: "0000:00:02.0/vfio".into(), instance: 0, payload_bytes: 77 }
         .encode(&mut state)?;
     seeds.put("multifd_packet", "device-state", &[&[0], &state])?;
+    let mut encoder = RamPacketEncoder::new(Method::None);
+    encoder.begin("m0")?;
+    let is_taken = [0, 0x3000].into_iter().all(|offset| encoder.push_normal(offset));
+    debug_assert!(is_taken, "two pages fit");
+    let mut payload = Vec::new();
+    push_difference(&[16, 1, 7], &mut payload)?;
+    push_difference(&[0xff, 0x1f, 1, 9], &mut payload)?;
+    let packet = encoder.finish_differences(5, payload.len() as u32);
+    seeds.put("multifd_packet", "differences", &[&[0], packet])?;
+    // For a payload the first byte is the number of pages.
+    seeds.put("multifd_packet", "differences-payload", &[&[2], &payload])?;
     Ok(())
 }
 
@@ -277,6 +288,11 @@ fn replica(seeds: &Seeds) -> Result<(), Failure> {
         session.seal(message, &mut sealed)?;
         said.extend_from_slice(&sealed[..20]);
     }
+    let store = replica::ArbiterStore::Token("0123456789abcdef".to_owned());
+    let identity = replica::ArbiterIdentity { name: "file:/claims".to_owned(), store };
+    let mut arbiter = Vec::new();
+    Session::new(Role::Primary, &secret, &hello, &welcome, &None).seal_arbiter(&identity, &mut arbiter)?;
+    seeds.put("replica", "arbiter", &[&arbiter])?;
     Ok(seeds.put("replica", "messages", &[&said])?)
 }
 

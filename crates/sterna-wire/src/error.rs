@@ -79,6 +79,13 @@ impl WireError {
         Self { offset, message, rule: rule.into(), paragraph, fault }
     }
 
+    /// The same error, with what it is about before the rule.
+    #[must_use]
+    pub fn about(mut self, what: impl fmt::Display) -> Self {
+        self.rule = format!("{what}: {}", self.rule).into();
+        self
+    }
+
     /// The same error with `base` bytes added to its offset: turns a position in a message into one in a channel.
     #[must_use]
     pub fn at(mut self, base: u64) -> Self {

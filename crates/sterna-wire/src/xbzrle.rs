@@ -3,6 +3,8 @@
 //! A delta is a list of pairs: keep so many bytes of the old page, then put so many new ones. What is left of
 //! the page after the last pair stays as it was.
 
+use std::ops::Range;
+
 use crate::PAGE_SIZE;
 use crate::error::WireError;
 
@@ -129,26 +131,61 @@ fn bad(offset: usize, rule: impl Into<std::borrow::Cow<'static, str>>) -> WireEr
 pub fn encode(old: &[u8; PAGE_SIZE], new: &[u8; PAGE_SIZE], limit: usize, out: &mut Vec<u8>) -> bool {
     let start = out.len();
     let mut at = 0;
-    while at < PAGE_SIZE {
-        let same = (at..PAGE_SIZE).take_while(|i| old[*i] == new[*i]).count();
-        if at + same == PAGE_SIZE {
-            break;
-        }
-        let from = at + same;
-        let changed = (from..PAGE_SIZE).take_while(|i| old[*i] != new[*i]).count();
-        put_length(out, same);
-        put_length(out, changed);
-        out.extend_from_slice(&new[from..from + changed]);
-        at = from + changed;
+    while let Some(changed) = next_change(old, new, at) {
+        put_length(out, changed.start - at);
+        put_length(out, changed.len());
+        out.extend_from_slice(&new[changed.clone()]);
         if out.len() - start > limit {
-            break;
+            out.truncate(start);
+            return false;
+        }
+        at = changed.end;
+    }
+    out.len() > start
+}
+
+/// The next bytes that one literal carries: changed ones, and one or two equal ones between them, since another
+/// pair would be no shorter.
+fn next_change(old: &[u8; PAGE_SIZE], new: &[u8; PAGE_SIZE], at: usize) -> Option<Range<usize>> {
+    let start = at + equal_bytes(&old[at..], &new[at..]);
+    if start == PAGE_SIZE {
+        return None;
+    }
+    let mut end = start;
+    loop {
+        end += changed_bytes(&old[end..], &new[end..]);
+        let differs = |i: &usize| old.get(*i) != new.get(*i);
+        match (end + 1..=end + 2).find(differs) {
+            Some(next) => end = next,
+            None => return Some(start..end),
         }
     }
-    if out.len() == start || out.len() - start > limit {
-        out.truncate(start);
-        return false;
+}
+
+/// How many bytes are equal before the first that differs.
+fn equal_bytes(old: &[u8], new: &[u8]) -> usize {
+    count_until(old, new, |difference| difference)
+}
+
+/// How many bytes differ before the first that is equal.
+fn changed_bytes(old: &[u8], new: &[u8]) -> usize {
+    // The lowest bit that this sets is in the lowest byte that is zero.
+    count_until(old, new, |difference| {
+        difference.wrapping_sub(u64::from_ne_bytes([0x01; 8])) & !difference & u64::from_ne_bytes([0x80; 8])
+    })
+}
+
+/// The number of the first byte that `mark` sets a bit for, given eight bytes' differences at once.
+fn count_until(old: &[u8], new: &[u8], mark: impl Fn(u64) -> u64) -> usize {
+    let ((old_words, old_rest), (new_words, new_rest)) = (old.as_chunks::<8>(), new.as_chunks::<8>());
+    for (i, (old, new)) in old_words.iter().zip(new_words).enumerate() {
+        let marks = mark(u64::from_le_bytes(*old) ^ u64::from_le_bytes(*new));
+        if marks != 0 {
+            return i * 8 + marks.trailing_zeros() as usize / 8;
+        }
     }
-    true
+    let byte = |(old, new): (&u8, &u8)| mark(u64::from(*old ^ *new) | !0xff) & 0xff;
+    old_words.len() * 8 + old_rest.iter().zip(new_rest).take_while(|pair| byte(*pair) == 0).count()
 }
 
 fn put_length(out: &mut Vec<u8>, length: usize) {
@@ -178,6 +215,33 @@ mod tests {
         let mut again = Vec::new();
         assert!(encode(&[0x11; PAGE_SIZE], &expected, PAGE_SIZE, &mut again));
         assert_eq!(again, delta);
+    }
+
+    #[test]
+    fn encode_joins_changes_with_at_most_two_equal_bytes_between() {
+        let old = [0; PAGE_SIZE];
+        let mut new = old;
+        for changed in [10, 12, 15, 19, 4093, 4095] {
+            new[changed] = 7;
+        }
+        let mut delta = Vec::new();
+
+        assert!(encode(&old, &new, PAGE_SIZE, &mut delta));
+
+        let offsets: Vec<_> =
+            pairs(&delta).map(|pair| pair.unwrap()).map(|l| (l.offset, l.bytes.len())).collect();
+        assert_eq!(offsets, [(10, 6), (19, 1), (4093, 3)]);
+    }
+
+    #[test]
+    fn encode_of_more_than_the_limit_leaves_buffer() {
+        let mut delta = vec![0xee];
+
+        assert!(!encode(&[0; PAGE_SIZE], &[7; PAGE_SIZE], 4097, &mut delta));
+        assert!(!encode(&[7; PAGE_SIZE], &[7; PAGE_SIZE], 4097, &mut delta));
+        assert_eq!(delta, [0xee]);
+        assert!(encode(&[0; PAGE_SIZE], &[7; PAGE_SIZE], 4099, &mut delta));
+        assert_eq!(delta.len(), 1 + 4099);
     }
 
     #[test]

@@ -97,15 +97,15 @@ pub enum SettingsError {
         "xbzrle is sent in the checkpoints of a protected guest alone: switch it off, or protect the guest with a standby"
     )]
     DeltaNeedsStandby,
-    /// Differences over multifd.
-    #[error("xbzrle goes over the main channel alone: switch multifd off, or xbzrle")]
-    DeltaIsOneChannel,
     /// Checkpoints without time between them.
     #[error("the interval between checkpoints is too short: {} ms at least", least.as_millis())]
     CheckpointDelay {
         /// The shortest.
         least: std::time::Duration,
     },
+    /// None at all, or more than wait for their turn.
+    #[error("1 to 4 checkpoints may be on their way at once")]
+    CheckpointsInFlight,
     /// A standby without room for checkpoints.
     #[error("the journal's limit is smaller than one page: give the bytes that a checkpoint may bring")]
     NoJournal,

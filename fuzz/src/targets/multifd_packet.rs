@@ -2,8 +2,8 @@
 
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::multifd::{
-    BlockTable, DeviceChunk, DeviceStatePacket, InitialPacket, Method, PacketHeader, RAM_PACKET_BYTES,
-    RamPacketEncoder, RamPacketView,
+    BlockTable, DeviceChunk, DeviceStatePacket, Differences, InitialPacket, Method, PacketHeader,
+    RAM_PACKET_BYTES, RamPacketEncoder, RamPacketView,
 };
 
 /// Takes one input.
@@ -27,6 +27,10 @@ pub fn target(data: &[u8]) {
         chunk.encode(&mut again);
         assert_eq!(again, bytes[..used]);
     }
+    for delta in Differences::new(bytes, usize::from(*choice)).flatten() {
+        assert!((1..=PAGE_SIZE).contains(&delta.len()));
+        let _ = sterna_wire::xbzrle::apply(delta, &mut [0; PAGE_SIZE]);
+    }
     // What is too short is filled up, so that small inputs reach the checks.
     let mut packet = [0; RAM_PACKET_BYTES];
     let length = bytes.len().min(RAM_PACKET_BYTES);
@@ -46,7 +50,11 @@ pub fn target(data: &[u8]) {
     }
     let pages: usize = view.normal_runs().chain(view.zero_runs()).map(|run| run.pages).sum();
     assert_eq!(pages, encoder.pages());
-    let again = *encoder.finish(view.packet_number(), view.payload_bytes() as u32);
+    let (number, bytes_after) = (view.packet_number(), view.payload_bytes() as u32);
+    let again = match view.holds_differences() {
+        true => *encoder.finish_differences(number, bytes_after),
+        false => *encoder.finish(number, bytes_after),
+    };
     let second = RamPacketView::decode(&again, &table, method).unwrap();
     assert!(second.normal().eq(view.normal()) && second.zero().eq(view.zero()));
     assert_eq!(second.block(), view.block());

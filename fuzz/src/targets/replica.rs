@@ -1,7 +1,7 @@
 //! What primary and standby of a protected guest say beside its state.
 
 use sterna_wire::extension::MigrationSecret;
-use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{ArbiterIdentity, ArbiterStore, Hello, Message, Role, Session, Terms, Welcome};
 
 /// Takes one input: a greeting as it came, or messages of a session, whose MACs are put right before they are read.
 pub fn target(data: &[u8]) {
@@ -17,6 +17,7 @@ pub fn target(data: &[u8]) {
         assert_eq!(again, data[..used]);
     }
     for reader in [Role::Primary, Role::Standby] {
+        arbiter(data, reader);
         let (mut reads, mut sends) = (session(reader), session(other(reader)));
         for body in data.chunks_exact(Message::BYTES - 32) {
             let mut message = body.to_vec();
@@ -30,6 +31,32 @@ pub fn target(data: &[u8]) {
             }
         }
     }
+}
+
+/// Which arbiter the peer asks, as it came and with a MAC that is right.
+fn arbiter(data: &[u8], reader: Role) {
+    assert!(!matches!(session(reader).open_arbiter(data), Ok(Some(_))), "accepted without a MAC");
+    let Some((head, rest)) = data.split_first_chunk() else { return };
+    let Ok(length) = ArbiterIdentity::rest_bytes(*head) else {
+        return assert!(session(reader).open_arbiter(data).is_err());
+    };
+    let text =
+        |bytes: &[u8]| std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0')).map(str::to_owned);
+    let name_bytes = usize::from(u16::from_be_bytes([head[0], head[1]]));
+    let Some(both) = rest.get(..length - ArbiterIdentity::MAC_BYTES) else { return };
+    let (name, token) = both.split_at(name_bytes);
+    let (Some(name), Some(token)) = (text(name), text(token)) else { return };
+    let store = match head[2] {
+        0 => ArbiterStore::Nothing,
+        1 => ArbiterStore::Token(token),
+        _ => ArbiterStore::OutOfReach(token),
+    };
+    let identity = ArbiterIdentity { name, store };
+    let mut sealed = Vec::new();
+    session(other(reader)).seal_arbiter(&identity, &mut sealed).expect("not too long");
+    let mut reads = session(reader);
+    assert_eq!(reads.open_arbiter(&sealed), Ok(Some((identity, sealed.len()))));
+    assert!(reads.open_arbiter(&sealed).is_err(), "accepted twice");
 }
 
 /// The message of which these are type and values, roughly.

@@ -150,10 +150,11 @@ impl Protected {
         std::fs::write(directory.join("secret"), "cd".repeat(32)).map_err(|error| error.to_string())?;
         std::fs::set_permissions(directory.join("secret"), std::fs::Permissions::from_mode(0o600))
             .map_err(|error| error.to_string())?;
+        let arbiter = arbiter.map_or_else(|| format!("file:{}", at("claims")), str::to_owned);
         let mut arguments = vec![
             format!("listen:unix:{}", at("standby")),
             format!("--image={}", at("image")),
-            format!("--arbiter={}", arbiter.map_or_else(|| format!("file:{}", at("claims")), str::to_owned)),
+            format!("--arbiter={arbiter}"),
             format!("--fence={}", fence(&directory, fails)?),
             format!("--secret={}", at("secret")),
             format!("--qmp=unix:{}", at("monitor")),
@@ -162,7 +163,7 @@ impl Protected {
         arguments.extend_from_slice(more);
         let mut command = Command::start(&arguments)?;
         command.wait_for("its address", |said| said["address"].is_string())?;
-        let heart = Heart::begin(&directory.join("standby"), PROTECTION, &secret())?;
+        let heart = Heart::begin(&directory.join("standby"), PROTECTION, &secret(), &arbiter)?;
         primary.capabilities(&["x-colo", "return-path"])?;
         primary
             .parameters(json!({"max-bandwidth": 0, "downtime-limit": 10_000, "x-checkpoint-delay": 50}))?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sterna::ram::Backing;
-use sterna::replica::{CheckpointMode, Terms};
+use sterna::replica::{CheckpointCopy, CheckpointMode, Terms};
 use sterna::{Capabilities, Compression, Parameters};
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
@@ -35,6 +35,8 @@ pub(super) struct Case {
     pub(super) delta_pages: Option<u64>,
     pub(super) delay: Duration,
     pub(super) mode: CheckpointMode,
+    pub(super) in_flight: u8,
+    pub(super) copy: CheckpointCopy,
     pub(super) buffer_bytes: u64,
     pub(super) terms: Terms,
     /// What hearing a piece of output takes.
@@ -95,7 +97,10 @@ impl Case {
             ends_by_takeover: random.bool(),
             protects_again: random.bool(),
             // Drawn last: older cases stay as they are.
-            delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)].filter(|_| lanes == 0),
+            delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)],
+            in_flight: [1, 1, 2, 4][random.usize(..4)],
+            copy: [CheckpointCopy::Auto, CheckpointCopy::Copy, CheckpointCopy::CopyOnWrite]
+                [random.usize(..3)],
         }
     }
 

@@ -129,6 +129,8 @@ impl Case {
         let options = PrimaryOptions {
             checkpoint_mode: self.mode,
             checkpoint_delay: self.delay,
+            checkpoints_in_flight: self.in_flight,
+            checkpoint_copy: self.copy,
             terms: self.terms,
             buffer_bytes: self.buffer_bytes,
         };

@@ -34,6 +34,11 @@ pub(super) fn count(key: &str) -> String {
     json!({"key": STANDARD.encode(key), "countOnly": true}).to_string()
 }
 
+/// Takes the key away.
+pub(super) fn delete(key: &str) -> String {
+    json!({"key": STANDARD.encode(key)}).to_string()
+}
+
 /// Asks for a token.
 pub(super) fn login(user: &str, password: &str) -> Zeroizing<String> {
     // The value's own copy of the password is not overwritten.

@@ -194,17 +194,38 @@ fn what_is_no_file_is_believed_by_nobody() {
 }
 
 #[test]
-fn directories_have_identities_that_stay() {
+fn directories_have_a_token_for_each_generation_until_it_is_forgotten() {
     let (one, other) = (Fixture::new(), Fixture::new());
-    let identity = |of: &Fixture| of.arbiter.identity(&claim("a", 1).guest, Generation::new(1));
+    let identity =
+        |of: &Fixture, generation| of.arbiter.identity(&claim("a", 1).guest, Generation::new(generation));
 
-    let first = identity(&one).expect("an identity");
+    let first = identity(&one, 1).expect("a token");
 
     assert!(matches!(first, Identity::Is(_)));
-    assert_eq!(identity(&one), Ok(first.clone()));
-    assert_ne!(identity(&other), Ok(first));
-    std::fs::write(one.directory.path().join(IDENTITY), "sterna-arbiter 1 x\n").expect("written");
-    assert!(identity(&one).expect_err("foreign").is_contradictory());
+    assert_eq!(identity(&one, 1), Ok(first.clone()), "the other side reads it");
+    assert_ne!(identity(&other, 1), Ok(first.clone()), "another directory");
+    assert_ne!(identity(&one, 2), Ok(first.clone()), "another generation");
+    let guest = claim("a", 1).guest;
+    one.arbiter.forget_identity(&guest, Generation::new(1));
+    one.arbiter.forget_identity(&guest, Generation::new(2));
+    assert_eq!(one.names(), Vec::<String>::new());
+    one.arbiter.forget_identity(&guest, Generation::new(2));
+    std::fs::write(one.arbiter.token_path(&guest, Generation::new(1)), "sterna-arbiter 1 x\n")
+        .expect("written");
+    assert!(identity(&one, 1).expect_err("foreign").is_contradictory());
+}
+
+#[test]
+fn copied_directory_is_another_arbiter() {
+    // What a wrong mount or a replication that lags looks like: all that was there before is there, too.
+    let (one, copy) = (Fixture::new(), Fixture::new());
+    assert_eq!(one.arbiter.claim(&claim("a", 1)), Ok(Ruling::Won));
+    for name in one.names() {
+        std::fs::copy(one.directory.path().join(&name), copy.directory.path().join(&name)).expect("copied");
+    }
+    let identity = |of: &Fixture| of.arbiter.identity(&claim("a", 1).guest, Generation::new(2));
+
+    assert_ne!(identity(&one).expect("a token"), identity(&copy).expect("a token"));
 }
 
 #[test]

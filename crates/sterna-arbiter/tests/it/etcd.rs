@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sterna_arbiter::{Arbiter, ClaimError, Identity, Ruling};
+use sterna_arbiter::{Arbiter, ClaimError, Ruling};
 
 use crate::fake::{Reply, Server, Store};
 use crate::{PATIENCE, claim, lost, open};
@@ -227,20 +227,58 @@ fn user_gets_a_token_for_each_claim() {
 }
 
 #[test]
-fn identity_is_the_clusters_and_the_prefixes() {
-    let server = answering(Reply::Http(200, r#"{"header":{"cluster_id":"7"}}"#.to_owned()));
-    let identity = |more: &str| {
-        let arbiter = open(&format!("etcd:{}{more}", server.url()), PATIENCE).arbiter;
+fn identity_is_a_token_that_the_other_side_finds_in_the_same_etcd_alone() {
+    // Both have the same cluster id, as clusters have that were set up alike.
+    let (server, copy) = (keeping(), keeping());
+    let identity = |url: &str, more: &str| {
+        let arbiter = open(&format!("etcd:{url}{more}"), PATIENCE).arbiter;
         arbiter.identity(&claim("a", 1).guest, claim("a", 1).generation)
     };
 
-    assert_eq!(identity(""), Ok(Identity::Is("7 sterna/claims/".to_owned())));
-    assert_ne!(identity(",prefix=other/"), identity(""));
+    let first = identity(&server.url(), "").expect("a token");
+
+    assert_eq!(identity(&server.url(), ""), Ok(first.clone()));
+    assert_ne!(identity(&copy.url(), ""), Ok(first.clone()), "another etcd");
+    assert_ne!(identity(&server.url(), ",prefix=other/"), Ok(first.clone()), "another prefix");
 
     // One that does not answer is no reason not to begin; one of another cluster is.
     let other = answering(Reply::Http(200, r#"{"header":{"cluster_id":"8"}}"#.to_owned()));
     let broken = answering(Reply::Close);
-    assert_eq!(identity(&format!(",{}", broken.url())), identity(""));
-    let error = identity(&format!(",{}", other.url())).expect_err("two arbiters");
+    assert_eq!(identity(&server.url(), &format!(",{}", broken.url())), Ok(first.clone()));
+    let error = identity(&server.url(), &format!(",{}", other.url())).expect_err("two arbiters");
     assert!(error.is_contradictory() && error.to_string().contains("cluster 8"), "{error}");
+
+    // Once both have read it, it is taken away.
+    let arbiter = open(&format!("etcd:{}", server.url()), PATIENCE).arbiter;
+    arbiter.forget_identity(&claim("a", 1).guest, claim("a", 1).generation);
+    assert_ne!(identity(&server.url(), ""), Ok(first));
+}
+
+#[test]
+fn what_is_no_token_is_named() {
+    let server = Server::start(|request| {
+        let body = match request.path.as_str() {
+            "/v3/kv/range" => r#"{"header":{"cluster_id":"7"}}"#.to_owned(),
+            _ => r#"{"header":{"cluster_id":"7"},"responses":[{"response_range":{"kvs":[{"value":"aGVsbG8="}]}}]}"#.to_owned(),
+        };
+        Reply::Http(200, body)
+    });
+    let arbiter = open(&format!("etcd:{}", server.url()), PATIENCE).arbiter;
+
+    let error = arbiter.identity(&claim("a", 1).guest, claim("a", 1).generation).expect_err("foreign");
+
+    assert!(error.is_contradictory() && error.to_string().contains("no token of an arbiter"), "{error}");
+}
+
+/// An etcd of cluster 7.
+fn keeping() -> Server {
+    let store = Store::default();
+    Server::start(move |request| {
+        let body = match request.path.as_str() {
+            "/v3/kv/range" => r#"{"header":{"cluster_id":"7"}}"#.to_owned(),
+            "/v3/kv/deleterange" => store.delete(&request.body),
+            _ => store.txn(&request.body),
+        };
+        Reply::Http(200, body)
+    })
 }

@@ -154,4 +154,10 @@ impl Store {
         };
         answer.to_string()
     }
+
+    /// Takes a key away.
+    pub(crate) fn delete(&self, body: &Value) -> String {
+        self.0.lock().expect("no panic").remove(body["key"].as_str().expect("a key"));
+        json!({"header": {"cluster_id": "7"}, "deleted": "1"}).to_string()
+    }
 }

@@ -1,5 +1,6 @@
 //! `sterna protect`: the guest of an unmodified QEMU, or of a Sterna VM, has a standby from now on, until the operator, or a failure, ends that.
 
+mod checkpoints;
 mod control;
 mod disks;
 pub(in crate::commands) mod own;
@@ -56,6 +57,9 @@ pub struct Arguments {
     /// Milliseconds from checkpoint to checkpoint
     #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(10..))]
     pub checkpoint_delay: u32,
+    /// When a Sterna VM takes checkpoints, and how they travel.
+    #[command(flatten)]
+    pub checkpoints: checkpoints::Checkpoints,
     /// Multifd channels, as the standby has them [default: the main channel alone]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     pub channels: Option<u8>,
@@ -148,6 +152,11 @@ fn check(arguments: &Arguments) -> Result<(), Stop> {
         return Err(Stop::usage(
             "--standby-qmp is for a Sterna VM: the standby of a QEMU is `sterna standby`",
         ));
+    }
+    if let Some(option) = arguments.checkpoints.first() {
+        return Err(Stop::usage(format!(
+            "{option} is for a Sterna VM: a QEMU takes its checkpoints by the interval alone (--checkpoint-delay)"
+        )));
     }
     if arguments.arbiter.to_string() == "ask" && arguments.qmp.is_none() {
         return Err(Stop::usage(
@@ -279,18 +288,16 @@ fn request(arguments: &Arguments, protection: Protection) -> Result<ProtectReque
     })
 }
 
-/// The arbiter's claim for this side; it can be asked, as far as that can be known. And who decides, if an operator does.
+/// The arbiter's claim for this side. And who decides, if an operator does.
 fn claims(
     arguments: &Arguments,
     protection: Protection,
 ) -> Result<(Arc<dyn Claims>, Option<Operator>), Stop> {
     let opened = arguments.arbiter.open(DEFAULT_LIMIT).map_err(|error| Stop::usage(error.to_string()))?;
-    let claim = claims::claim(Role::Primary, protection);
-    opened
-        .arbiter
-        .identity(&claim.guest, claim.generation)
-        .map_err(|error| Stop::failed(format!("{error}; nothing has begun")))?;
-    Ok((claims::claims(&opened.arbiter, Role::Primary, protection), opened.operator))
+    Ok((
+        claims::claims(arguments.arbiter.to_string(), &opened.arbiter, Role::Primary, protection),
+        opened.operator,
+    ))
 }
 
 fn is_here(address: &Address) -> bool {

@@ -21,6 +21,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Who decides, by which times, and how the console is held.
 pub struct Protection {
     opened: Opened,
+    /// What the arbiter is called on the command line.
+    arbiter: String,
     secret: Secret,
     terms: Terms,
     is_insecure: bool,
@@ -75,6 +77,7 @@ impl Protection {
         terms.check().map_err(|error| Stop::usage(format!("--lease: {error}")))?;
         Ok(Self {
             opened,
+            arbiter: spec.to_string(),
             // Without one the peer is on this host, or TLS authenticates it.
             secret: secret.unwrap_or_else(|| Secret::from_bytes([0; 32])),
             terms,
@@ -86,7 +89,7 @@ impl Protection {
 
     /// For a machine with these further gates.
     pub(super) fn means(&self, packets: Option<Arc<dyn EpochGate>>) -> Option<ProtectionMeans> {
-        let arbiter = Arc::clone(&self.opened.arbiter);
+        let (arbiter, name) = (Arc::clone(&self.opened.arbiter), self.arbiter.clone());
         let console = Arc::clone(&self.console.0);
         let decide = self.opened.operator.clone().map(|operator| {
             let decide = move |has_won| operator.decide(has_won).map(drop).map_err(|error| error.to_string());
@@ -101,7 +104,7 @@ impl Protection {
                     Side::Primary => Role::Primary,
                     Side::Standby => Role::Standby,
                 };
-                claims(&arbiter, role, protection)
+                claims(&name, &arbiter, role, protection)
             }),
             gate: Arc::new(JoinedGate::new(self.console.0.clone(), packets.into_iter().collect())),
             say_again: Arc::new(move |position, bytes| console.say_again(position, bytes)),

@@ -14,6 +14,12 @@ const TERMS: Terms = Terms {
     claim_interval: Duration::from_secs(1),
 };
 
+const HAND_OVER: primary::Event = primary::Event::HandOver { is_arbiter_in_reach: true };
+
+fn prepared(is_arbiter_in_reach: bool) -> standby::Event {
+    standby::Event::Prepared { is_arbiter_in_reach }
+}
+
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
@@ -142,11 +148,14 @@ fn checkpoint_beyond_what_may_be_in_flight_is_refused() {
 fn planned_takeover_gives_the_guest_when_its_last_checkpoint_is_held() {
     use primary::Action::{Release, SendGive, TakeLastCheckpoint};
     let mut machine = protected();
-    let refused = machine.handle(ms(1), primary::Event::HandOver);
+    let refused = machine.handle(ms(1), HAND_OVER);
     assert!(matches!(refused, Err(primary::Refusal::CannotHandOver { .. })), "nothing is held yet");
     machine.handle(ms(2), answer(1, 1)).expect("not refused");
 
-    assert_eq!(machine.handle(ms(3), primary::Event::HandOver), Ok(vec![TakeLastCheckpoint]));
+    let unasked = machine.handle(ms(3), primary::Event::HandOver { is_arbiter_in_reach: false });
+    assert_eq!(unasked, Err(primary::Refusal::ArbiterOutOfReach));
+    assert_eq!((machine.state(), machine.may_guest_run()), (primary::State::Protected, true));
+    assert_eq!(machine.handle(ms(3), HAND_OVER), Ok(vec![TakeLastCheckpoint]));
     assert_eq!(machine.handle(ms(4), primary::Event::LastCheckpointTaken(2)), Ok(vec![]));
     assert_eq!(machine.handle(ms(5), answer(2, 1)), Ok(vec![Release(2), SendGive]));
     assert!(!machine.may_guest_run());
@@ -159,7 +168,7 @@ fn planned_takeover_gives_the_guest_when_its_last_checkpoint_is_held() {
 fn takeover_that_comes_to_nothing_while_its_checkpoint_is_taken_resumes_the_guest() {
     let mut machine = protected();
     machine.handle(ms(2), answer(1, 1)).expect("not refused");
-    machine.handle(ms(3), primary::Event::HandOver).expect("not refused");
+    machine.handle(ms(3), HAND_OVER).expect("not refused");
     machine.handle(ms(4), primary::Event::Never(OURS)).expect("not refused");
 
     let actions = machine.handle(ms(5), primary::Event::LastCheckpointTaken(2));
@@ -177,7 +186,7 @@ fn standby_waits_longer_than_any_lease_that_its_answer_can_give() {
     assert_eq!(machine.deadline(), Some(ms(2_820)));
     assert_eq!(machine.handle(ms(2_819), standby::Event::Tick), Ok(vec![]));
     assert_eq!(machine.handle(ms(2_820), standby::Event::Tick), Ok(vec![standby::Action::Prepare(1)]));
-    assert_eq!(machine.handle(ms(2_830), standby::Event::Prepared), Ok(vec![standby::Action::Claim]));
+    assert_eq!(machine.handle(ms(2_830), prepared(true)), Ok(vec![standby::Action::Claim]));
 }
 
 #[test]
@@ -205,11 +214,27 @@ fn standby_answers_nothing_once_its_patience_is_over() {
 }
 
 #[test]
+fn patience_begins_anew_with_the_first_checkpoint() {
+    use standby::{Event, State};
+    // The primary was frozen in the seeding, after a heartbeat. Its lease begins when it takes checkpoint 1.
+    let mut machine = Standby::new(standby::Config { protection: OURS, terms: TERMS, needs_fence: false });
+    machine.handle(ms(1), Event::Heartbeat(OURS, 1)).expect("not refused");
+
+    machine.handle(ms(25_000), Event::CheckpointHeld(1)).expect("not refused");
+
+    assert_eq!(machine.deadline(), Some(ms(27_520)));
+    machine.handle(ms(27_519), Event::Tick).expect("not refused");
+    assert_eq!(machine.state(), State::Following);
+    machine.handle(ms(27_520), Event::Tick).expect("not refused");
+    assert_eq!(machine.state(), State::Preparing);
+}
+
+#[test]
 fn guest_of_a_qemu_is_started_only_after_the_fence() {
     use standby::{Action, Event, State};
     let mut machine = following(true);
     machine.handle(ms(5_000), Event::Tick).expect("not refused");
-    machine.handle(ms(5_000), Event::Prepared).expect("not refused");
+    machine.handle(ms(5_000), prepared(true)).expect("not refused");
     assert_eq!(machine.handle(ms(5_001), Event::Ruled(Ruling::Won)), Ok(vec![Action::Fence]));
     assert_eq!(machine.handle(ms(5_002), Event::FenceFailed), Ok(vec![]));
     assert_eq!(machine.state(), State::Unfenced);
@@ -232,12 +257,38 @@ fn standby_that_cannot_start_what_it_was_given_says_so() {
 }
 
 #[test]
+fn given_guest_goes_back_if_its_standby_finds_no_arbiter_and_has_claimed_nothing() {
+    use standby::{Action, Because, Event, Outcome, State};
+    let mut machine = following(false);
+    machine.handle(ms(1), Event::GiveRead(OURS)).expect("not refused");
+
+    let actions = machine.handle(ms(2), prepared(false)).expect("not refused");
+
+    let finish = Action::Finish(Outcome::Discarded(Because::ArbiterOutOfReach));
+    assert_eq!(actions, [Action::SendNever, Action::CloseChannels, Action::Discard, finish]);
+
+    // Where the primary is lost there is nobody to give it back to: the arbiter is asked until it rules.
+    let mut machine = following(false);
+    machine.handle(ms(5_000), Event::Tick).expect("not refused");
+    assert_eq!(machine.handle(ms(5_001), prepared(false)), Ok(vec![Action::Claim]));
+    // And once it was asked, the claim may have been made.
+    let mut machine = following(false);
+    machine.handle(ms(1), Event::GiveRead(OURS)).expect("not refused");
+    assert_eq!(machine.handle(ms(2), prepared(true)), Ok(vec![Action::Claim]));
+    assert_eq!(machine.handle(ms(3), Event::ArbiterOutOfReach), Ok(vec![]));
+    assert_eq!(machine.state(), State::Claiming);
+}
+
+#[test]
 fn operator_is_told_what_is_impossible() {
     use standby::{Event, Refusal};
     let config = standby::Config { protection: OURS, terms: TERMS, needs_fence: false };
-    let planned = Event::TakeOver { is_planned: true };
+    let planned = Event::TakeOver { is_planned: true, is_arbiter_in_reach: true };
     assert_eq!(Standby::new(config).handle(ms(0), planned), Err(Refusal::NothingHeld));
     let mut machine = following(false);
+    let unasked = Event::TakeOver { is_planned: true, is_arbiter_in_reach: false };
+    assert_eq!(machine.handle(ms(1), unasked), Err(Refusal::ArbiterOutOfReach));
+    assert_eq!(machine.state(), standby::State::Following);
     machine.handle(ms(1), Event::ConnectionLost).expect("not refused");
     assert_eq!(machine.handle(ms(2), planned), Err(Refusal::NoContact));
     assert!(matches!(machine.handle(ms(2), Event::Retry), Err(Refusal::NothingWaits { .. })));

@@ -57,10 +57,13 @@ const NEEDS: &[(&str, &str)] = &[
     ("zero-copy-send", "multifd"),
 ];
 
+/// QEMU has them over the main channel alone. Checkpoints of a Sterna have them over lanes, too (specs/extension.md §10).
+const DELTAS_OVER_LANES: (&str, &str) = ("multifd", "xbzrle");
+
 /// Pairs that exclude each other.
 const EXCLUDE: &[(&str, &str)] = &[
     ("postcopy-ram", "x-ignore-shared"),
-    ("multifd", "xbzrle"),
+    DELTAS_OVER_LANES,
     ("mapped-ram", "xbzrle"),
     ("mapped-ram", "postcopy-ram"),
     ("zero-copy-send", "xbzrle"),
@@ -151,7 +154,8 @@ impl CapabilitySet {
             }
         }
         for (one, other) in EXCLUDE {
-            if self.get(one) && self.get(other) {
+            let goes_with_standby = (*one, *other) == DELTAS_OVER_LANES && self.get("x-colo");
+            if self.get(one) && self.get(other) && !goes_with_standby {
                 return Err(QmpError::generic(format!(
                     "Capability '{one}' is not compatible with '{other}'"
                 )));

@@ -178,10 +178,17 @@ const STATUS_QUESTION: &str = "x-sterna-status-question";
 const CHUNK_SIZE: &str = "x-rdma-chunk-size";
 /// Most bytes of guest memory that are registered at once.
 const PINNED_LIMIT: &str = "x-sterna-rdma-pinned-limit";
-/// The most bytes of a checkpoint's pages that are copied while the guest stands.
+/// What decides when a checkpoint is taken.
 pub(super) const CHECKPOINT_MODE: &str = "x-sterna-checkpoint-mode";
+/// How long output waits until a checkpoint is taken for it.
 pub(super) const OUTPUT_DELAY: &str = "x-sterna-output-delay";
+/// Percent of its time that a guest may stand for checkpoints.
 pub(super) const CHECKPOINT_OVERHEAD: &str = "x-sterna-checkpoint-overhead";
+/// How many checkpoints may be taken and not be held yet.
+pub(super) const IN_FLIGHT: &str = "x-sterna-checkpoints-in-flight";
+/// Whether pages of checkpoints are copied while the guest stands, or when it goes on.
+pub(super) const CHECKPOINT_COPY: &str = "x-sterna-checkpoint-copy";
+/// The most bytes of checkpoints' pages that are copied while the guest stands.
 pub(super) const BUFFER_SIZE: &str = "x-sterna-checkpoint-buffer-size";
 /// The most bytes that a checkpoint may bring to a standby.
 pub(super) const JOURNAL_SIZE: &str = "x-sterna-checkpoint-journal-size";
@@ -240,6 +247,8 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     word(CHECKPOINT_MODE, &["interval", "output", "load"], Live, "interval"),
     row(OUTPUT_DELAY, number(1, HOUR_MS), Milliseconds, Live, 10),
     row(CHECKPOINT_OVERHEAD, number(1, 90), Unit::None, Live, 10),
+    row(IN_FLIGHT, number(1, sterna::replica::MOST_IN_FLIGHT as u64), Unit::None, Live, 1),
+    word(CHECKPOINT_COPY, &["auto", "copy", "copy-on-write"], Live, "auto"),
     row(JOURNAL_SIZE, number(4096, 1 << 40), Bytes, Frozen, 1 << 30),
     rdma_row(PINNED_LIMIT, Range::Limit { least: 1 << 20 }, 0),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::replica::machines::{primary, standby};
-use sterna::replica::{CheckpointMode, ContactRules, Primary, Standby, StandbyState};
+use sterna::replica::{CheckpointCopy, CheckpointMode, ContactRules, Primary, Standby, StandbyState};
 use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
 use super::colo;
@@ -105,6 +105,10 @@ impl Protection for ProtectedGuest {
             "last-pages": counts.last_pages,
             "device-bytes": counts.device_bytes,
             "unbuffered": counts.unbuffered,
+            "copied-on-write": counts.copied_on_write,
+            "held-writes": counts.held_writes,
+            "why-copied": self.0.why_copied(),
+            "checkpoints-in-flight": counts.taken.saturating_sub(counts.held),
             "checkpoint-interval": seconds(counts.interval),
             "xbzrle-pages": counts.xbzrle.pages,
             "xbzrle-bytes": counts.xbzrle.bytes,
@@ -147,6 +151,15 @@ impl Protection for ProtectedGuest {
 
     fn set_mode(&self, mode: CheckpointMode) {
         self.0.set_checkpoint_mode(mode);
+    }
+
+    fn set_copy(&self, way: CheckpointCopy) {
+        self.0.set_checkpoint_copy(way);
+    }
+
+    fn set_in_flight(&self, in_flight: u8) {
+        // The table takes no other.
+        let _ = self.0.set_checkpoints_in_flight(in_flight);
     }
 
     fn wait(&self) -> ProtectionEnd {
@@ -246,6 +259,10 @@ impl Protection for StandbyVm {
     fn set_delay(&self, _: Duration) {}
 
     fn set_mode(&self, _: CheckpointMode) {}
+
+    fn set_copy(&self, _: CheckpointCopy) {}
+
+    fn set_in_flight(&self, _: u8) {}
 
     fn wait(&self) -> ProtectionEnd {
         loop {

@@ -143,6 +143,7 @@ impl ContactReport {
             Outcome::Discarded(Because::NothingHeld) => "nothing-held",
             Outcome::Discarded(Because::Unprotected) => "unprotected",
             Outcome::Discarded(Because::LocalFailure) => "local-failure",
+            Outcome::Discarded(Because::ArbiterOutOfReach) => "arbiter-out-of-reach",
             Outcome::Discarded(Because::ClaimLost) => "claim-lost",
         })
     }

@@ -1,6 +1,6 @@
 //! Writing RAM packets into a buffer that is used again (`specs/stream.md §3.4`).
 
-use super::{FLAG_SYNC, MAGIC, Method, RAM_PACKET_BYTES, VERSION};
+use super::{FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, Method, RAM_PACKET_BYTES, VERSION};
 use crate::error::WireError;
 use crate::limits::{NAME_BYTES, PACKET_PAGES};
 use std::ops::Range;
@@ -95,12 +95,21 @@ impl RamPacketEncoder {
     /// Ends the packet. `payload_bytes` is the length of what follows it: for [`Method::None`] the normal pages
     /// times the page size, without normal pages 0.
     pub fn finish(&mut self, packet_number: u64, payload_bytes: u32) -> &[u8; RAM_PACKET_BYTES] {
+        self.finish_with(self.method.flags(), packet_number, payload_bytes)
+    }
+
+    /// As [`finish`](Self::finish), for a packet whose normal pages come as [differences](super::push_difference); it has no zero pages.
+    pub fn finish_differences(&mut self, packet_number: u64, payload_bytes: u32) -> &[u8; RAM_PACKET_BYTES] {
+        self.finish_with(FLAG_DIFFERENCES, packet_number, payload_bytes)
+    }
+
+    fn finish_with(&mut self, flags: u32, packet_number: u64, payload_bytes: u32) -> &[u8; RAM_PACKET_BYTES] {
         for index in 0..self.zeros {
             self.put_offset(self.normal + index, self.zero[index]);
         }
         let used = 8 * self.pages();
         self.clear_offsets_from(used);
-        self.put_header(self.method.flags(), PACKET_PAGES as u32, payload_bytes, packet_number);
+        self.put_header(flags, PACKET_PAGES as u32, payload_bytes, packet_number);
         &self.buffer
     }
 

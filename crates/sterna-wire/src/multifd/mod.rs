@@ -8,6 +8,7 @@
 mod blocks;
 mod device_chunk;
 mod device_state;
+mod differences;
 mod encoder;
 mod initial;
 mod packet;
@@ -16,6 +17,7 @@ mod view;
 pub use blocks::BlockTable;
 pub use device_chunk::{DeviceChunk, DeviceChunkKind};
 pub use device_state::DeviceStatePacket;
+pub use differences::{Differences, push_difference};
 pub use encoder::RamPacketEncoder;
 pub use initial::InitialPacket;
 pub use packet::{Method, PacketHeader, PacketKind};
@@ -35,3 +37,5 @@ pub const DEVICE_STATE_PACKET_BYTES: usize = 276;
 const FLAG_SYNC: u32 = 0x01;
 const FLAG_DEVICE_STATE: u32 = 0x40;
 const METHOD_MASK: u32 = 0x3e;
+/// Between two Sternas (`specs/extension.md §10`).
+const FLAG_DIFFERENCES: u32 = 0x8000_0000;

@@ -1,7 +1,7 @@
 //! What all packets start with (`specs/stream.md §3.3`).
 
 use super::{DEVICE_STATE_PACKET_BYTES, RAM_PACKET_BYTES};
-use super::{FLAG_DEVICE_STATE, FLAG_SYNC, MAGIC, METHOD_MASK, VERSION};
+use super::{FLAG_DEVICE_STATE, FLAG_DIFFERENCES, FLAG_SYNC, MAGIC, METHOD_MASK, VERSION};
 use crate::error::WireError;
 use crate::reader;
 
@@ -57,6 +57,8 @@ pub enum PacketKind {
         method: Method,
         /// Whether it is the SYNC of a round.
         sync: bool,
+        /// Whether its payload holds differences (`specs/extension.md §10`), which a QEMU never sends.
+        differences: bool,
     },
     /// A device's state.
     DeviceState,
@@ -94,7 +96,7 @@ impl PacketHeader {
                 return Err(r.unfit(SPEC, format!("version {version}, only {VERSION} is known")));
             }
             let flags = r.u32()?;
-            if flags & !(FLAG_SYNC | FLAG_DEVICE_STATE | METHOD_MASK) != 0 {
+            if flags & !(FLAG_SYNC | FLAG_DEVICE_STATE | METHOD_MASK | FLAG_DIFFERENCES) != 0 {
                 return Err(r.bad(SPEC, format!("flags {flags:#x} hold an unknown bit")));
             }
             if flags & FLAG_DEVICE_STATE != 0 {
@@ -103,11 +105,15 @@ impl PacketHeader {
                 }
                 return Ok(PacketKind::DeviceState);
             }
+            let differences = flags & FLAG_DIFFERENCES != 0;
+            if differences && flags != FLAG_DIFFERENCES {
+                return Err(r.bad(super::differences::SPEC, "differences exclude every other flag"));
+            }
             let Some(method) = Method::from_flags(flags) else {
                 let rule = format!("compression method {:#x} is not none, zlib or zstd", flags & METHOD_MASK);
                 return Err(r.unfit(SPEC, rule));
             };
-            Ok(PacketKind::Ram { method, sync: flags & FLAG_SYNC != 0 })
+            Ok(PacketKind::Ram { method, sync: flags & FLAG_SYNC != 0, differences })
         })?;
         Ok(decoded.map(|(kind, _)| Self { kind }))
     }

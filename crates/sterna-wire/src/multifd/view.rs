@@ -3,6 +3,7 @@
 //! [`RamPacketView::decode`] makes every check once; after it the offsets come out of the received bytes as they
 //! are asked for, and each is known to be page-aligned, inside its block and the only one of its page.
 
+use super::differences::{self, MOST_BYTES};
 use super::{BlockTable, Method, PacketHeader, PacketKind, RAM_PACKET_BYTES};
 use crate::error::WireError;
 use crate::limits::{COMPRESSED_PAYLOAD_BYTES, PACKET_PAGES};
@@ -16,6 +17,7 @@ const OFFSETS: usize = 320;
 #[derive(Debug, Clone, Copy)]
 pub struct RamPacketView<'a> {
     sync: bool,
+    differences: bool,
     method: Method,
     pages_alloc: u32,
     number: u64,
@@ -37,7 +39,7 @@ impl<'a> RamPacketView<'a> {
         method: Method,
     ) -> Result<Self, WireError> {
         // Twelve bytes are there, so the header is never missing.
-        let Some(PacketHeader { kind: PacketKind::Ram { method: stated, sync } }) =
+        let Some(PacketHeader { kind: PacketKind::Ram { method: stated, sync, differences } }) =
             PacketHeader::peek(bytes)?
         else {
             return Err(bad(8, "DEVICE_STATE where a RAM packet was to be read"));
@@ -63,14 +65,19 @@ impl<'a> RamPacketView<'a> {
         if bytes[36..64].iter().any(|byte| *byte != 0) {
             return Err(bad(36, "a reserved byte is not zero"));
         }
-        check_method(stated, method, normal)?;
         // Without pages an old QEMU repeats the length of the packet before it, and no payload follows.
         let payload_bytes = if normal == 0 { 0 } else { payload_bytes };
-        check_payload(method, normal, payload_bytes)?;
+        if differences {
+            check_differences(normal, zero, payload_bytes)?;
+        } else {
+            check_method(stated, method, normal)?;
+            check_payload(method, normal, payload_bytes)?;
+        }
 
         let split = OFFSETS + 8 * normal;
         let view = Self {
             sync,
+            differences,
             method,
             pages_alloc,
             number,
@@ -93,7 +100,12 @@ impl<'a> RamPacketView<'a> {
         self.sync
     }
 
-    /// How the payload is compressed.
+    /// Whether the payload is one of [`Differences`](super::Differences). Who did not agree to them refuses the packet.
+    pub fn holds_differences(&self) -> bool {
+        self.differences
+    }
+
+    /// How the payload is compressed, unless it holds differences.
     pub fn method(&self) -> Method {
         self.method
     }
@@ -244,6 +256,20 @@ impl PageSet {
         self.slots[slot] = page + 1;
         true
     }
+}
+
+fn check_differences(normal: usize, zero: usize, payload: u32) -> Result<(), WireError> {
+    let bad = |offset, rule: String| WireError::misbehaved(MESSAGE, offset, differences::SPEC, rule);
+    if zero != 0 {
+        return Err(bad(32, format!("{zero} zero pages in a packet of differences")));
+    }
+    if normal == 0 {
+        return Err(bad(16, "a packet of differences without pages".to_owned()));
+    }
+    if payload == 0 || payload as usize > MOST_BYTES {
+        return Err(bad(20, format!("{payload} bytes of differences, not 1 to {MOST_BYTES}")));
+    }
+    Ok(())
 }
 
 fn check_method(stated: Method, expected: Method, normal: usize) -> Result<(), WireError> {

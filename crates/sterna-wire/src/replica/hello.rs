@@ -9,8 +9,8 @@ use crate::reader;
 
 const HELLO_LABEL: &str = "sterna replica hello";
 const WELCOME_LABEL: &str = "sterna replica welcome";
-/// The only flag.
 const NEEDS_FENCE: u32 = 1;
+const SENDS_DIFFERENCES: u32 = 2;
 
 /// The times of a protection; all but the drift in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Hello {
     pub generation: u64,
     /// The primary cannot stop its guest by itself.
     pub needs_fence: bool,
+    /// Pages come as differences over multifd channels (`specs/extension.md §10`).
+    pub sends_differences: bool,
     /// The times.
     pub terms: Terms,
     /// Drawn for this connection.
@@ -59,9 +61,21 @@ impl Hello {
         secret: &MigrationSecret,
         binding: &ChannelBinding,
     ) -> Self {
-        let unsigned = Self { protection_id, generation, needs_fence, terms, nonce, mac: [0; 32] };
-        let mac = secret.mac(HELLO_LABEL, &[&unsigned.signed(), &bound(binding)]);
-        Self { mac, ..unsigned }
+        let sends_differences = false;
+        let unsigned =
+            Self { protection_id, generation, needs_fence, sends_differences, terms, nonce, mac: [0; 32] };
+        unsigned.sign(secret, binding)
+    }
+
+    /// The same, which announces differences over multifd channels.
+    #[must_use]
+    pub fn announcing_differences(self, secret: &MigrationSecret, binding: &ChannelBinding) -> Self {
+        Self { sends_differences: true, ..self }.sign(secret, binding)
+    }
+
+    fn sign(self, secret: &MigrationSecret, binding: &ChannelBinding) -> Self {
+        let mac = secret.mac(HELLO_LABEL, &[&self.signed(), &bound(binding)]);
+        Self { mac, ..self }
     }
 
     /// Whether somebody who knows the secret says it, over the connection of that binding.
@@ -89,9 +103,10 @@ impl Hello {
                 return Err(r.bad(SPEC, "a generation is at least 1"));
             }
             let flags = r.u32()?;
-            if flags & !NEEDS_FENCE != 0 {
-                return Err(r.unfit(SPEC, format!("flags {flags:#x}, only 1 is known")));
+            if flags & !(NEEDS_FENCE | SENDS_DIFFERENCES) != 0 {
+                return Err(r.unfit(SPEC, format!("flags {flags:#x}, only 1 and 2 are known")));
             }
+            let (needs_fence, sends_differences) = (flags & NEEDS_FENCE != 0, flags & SENDS_DIFFERENCES != 0);
             let terms = Terms {
                 heartbeat_us: r.u32()?,
                 lease_us: r.u32()?,
@@ -100,7 +115,7 @@ impl Hello {
                 drift_per_mille: r.u32()?,
             };
             let (nonce, mac) = (r.array()?, r.array()?);
-            Ok(Self { protection_id, generation, needs_fence: flags != 0, terms, nonce, mac })
+            Ok(Self { protection_id, generation, needs_fence, sends_differences, terms, nonce, mac })
         })
     }
 
@@ -112,7 +127,8 @@ impl Hello {
         out.extend_from_slice(&VERSION_BYTES);
         out.extend_from_slice(&self.protection_id);
         out.extend_from_slice(&self.generation.to_be_bytes());
-        let flags = if self.needs_fence { NEEDS_FENCE } else { 0 };
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        let flags = flag(self.needs_fence, NEEDS_FENCE) | flag(self.sends_differences, SENDS_DIFFERENCES);
         for value in [flags, heartbeat_us, lease_us, margin_us, claim_interval_us, drift_per_mille] {
             out.extend_from_slice(&value.to_be_bytes());
         }

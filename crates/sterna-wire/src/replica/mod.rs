@@ -1,14 +1,16 @@
 //! What primary and standby of a protected guest say to each other beside the guest's state (`specs/replica.md`).
 //!
-//! It has a connection of its own, so a heartbeat never waits for pages. [`Hello`] opens it, [`Welcome`] answers, and then
-//! each side sends [`Message`]s through its [`Session`], which authenticates every one. [`Output`] and [`EpochSection`] are sections of a Sterna's
+//! It has a connection of its own, so a heartbeat never waits for pages. [`Hello`] opens it, [`Welcome`] answers, each side says
+//! which arbiter it asks ([`ArbiterIdentity`]), and then each side sends [`Message`]s through its [`Session`], which authenticates every one. [`Output`] and [`EpochSection`] are sections of a Sterna's
 //! checkpoints.
 
+mod arbiter;
 mod epoch_section;
 mod hello;
 mod output;
 mod session;
 
+pub use arbiter::{ArbiterIdentity, ArbiterStore};
 pub use epoch_section::EpochSection;
 pub use hello::{Hello, Terms, Welcome};
 pub use output::Output;
@@ -16,7 +18,7 @@ pub use session::{Message, Role, Session};
 
 const SPEC: &str = "specs/replica.md";
 const MAGIC: u32 = 0x5354_4e52;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();
 
 /// A connection without TLS cannot pass for one with it, whatever TLS exports.

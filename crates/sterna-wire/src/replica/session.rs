@@ -1,5 +1,6 @@
 //! What is said after the greeting (`specs/replica.md §2`).
 
+use super::arbiter::{self, ArbiterIdentity};
 use super::{Hello, SPEC, Welcome, bound};
 use crate::error::WireError;
 use crate::extension::{ChannelBinding, MigrationSecret};
@@ -8,6 +9,11 @@ use crate::reader;
 const SESSION_LABEL: &str = "sterna replica session";
 const PRIMARY_LABEL: &str = "sterna replica primary";
 const STANDBY_LABEL: &str = "sterna replica standby";
+const PRIMARY_ARBITER_LABEL: &str = "sterna replica primary's arbiter";
+const STANDBY_ARBITER_LABEL: &str = "sterna replica standby's arbiter";
+
+const NOT_AUTHENTIC: &str = "the message is not authentic at this place: the peer has another secret, or somebody has changed what it \
+     said";
 
 /// Which side sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +22,15 @@ pub enum Role {
     Primary,
     /// Holds its checkpoints.
     Standby,
+}
+
+impl Role {
+    fn other(self) -> Self {
+        match self {
+            Self::Primary => Self::Standby,
+            Self::Standby => Self::Primary,
+        }
+    }
 }
 
 /// One message.
@@ -122,6 +137,36 @@ impl Session {
         Ok(())
     }
 
+    /// Appends which arbiter this side asks: its first word.
+    ///
+    /// # Errors
+    /// The name or the token is too long.
+    pub fn seal_arbiter(&mut self, identity: &ArbiterIdentity, out: &mut Vec<u8>) -> Result<(), WireError> {
+        let body = identity.body()?;
+        let mac = self.key.mac(arbiter_label(self.role), &[&self.sent.to_be_bytes(), &body]);
+        self.sent += 1;
+        out.extend_from_slice(&body);
+        out.extend_from_slice(&mac);
+        Ok(())
+    }
+
+    /// Reads which arbiter the peer asks, from the start of `buf`.
+    ///
+    /// # Errors
+    /// A broken rule, or it is not authentic at its place.
+    pub fn open_arbiter(&mut self, buf: &[u8]) -> Result<Option<(ArbiterIdentity, usize)>, WireError> {
+        let read = reader::decode(buf, arbiter::MESSAGE, |r| {
+            let identity = ArbiterIdentity::read(r)?;
+            let (place, body) = (self.received.to_be_bytes(), &buf[..r.at()]);
+            if !self.key.verify(arbiter_label(self.role.other()), &[&place, body], &r.array()?) {
+                return Err(r.bad(SPEC, NOT_AUTHENTIC));
+            }
+            Ok(identity)
+        })?;
+        self.received += u64::from(read.is_some());
+        Ok(read)
+    }
+
     /// Reads the peer's next message from the start of `buf`.
     ///
     /// # Errors
@@ -136,14 +181,19 @@ impl Session {
                 })?;
             let place = self.received.to_be_bytes();
             if !self.key.verify(label(message.sender()), &[&place, &body(message)], &r.array()?) {
-                let rule = "the message is not authentic at this place: the peer has another secret, or \
-                            somebody has changed what it said";
-                return Err(r.bad(SPEC, rule));
+                return Err(r.bad(SPEC, NOT_AUTHENTIC));
             }
             Ok(message)
         })?;
         self.received += u64::from(read.is_some());
         Ok(read)
+    }
+}
+
+fn arbiter_label(sender: Role) -> &'static str {
+    match sender {
+        Role::Primary => PRIMARY_ARBITER_LABEL,
+        Role::Standby => STANDBY_ARBITER_LABEL,
     }
 }
 

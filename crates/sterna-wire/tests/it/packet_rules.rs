@@ -203,3 +203,35 @@ fn device_chunk_of_every_kind_decodes_to_itself_and_others_are_refused() {
     bytes[3] = 1;
     assert!(DeviceChunk::decode(&bytes).unwrap_err().to_string().contains("version 1"));
 }
+
+#[test]
+fn packet_of_differences_is_taken_and_each_broken_rule_is_refused_at_its_byte() {
+    let (table, mut encoder) = (table(), RamPacketEncoder::new(Method::Zstd));
+    encoder.begin("m0").unwrap();
+    assert!([0, 0x3000].into_iter().all(|offset| encoder.push_normal(offset)));
+    let bytes = *encoder.finish_differences(9, 10);
+
+    // Whatever the lane's compression is.
+    for method in [Method::None, Method::Zlib, Method::Zstd] {
+        let view = RamPacketView::decode(&bytes, &table, method).unwrap();
+        assert!(view.holds_differences() && !view.is_sync());
+        assert_eq!(view.normal().collect::<Vec<_>>(), [0, 0x3000]);
+        assert_eq!((view.packet_number(), view.payload_bytes()), (9, 10));
+    }
+    assert!(!RamPacketView::decode(&sound(), &table, Method::None).unwrap().holds_differences());
+    let cases: [(&str, Patch<'_>, u64); 6] = [
+        ("SYNC", (11, &[1]), 8),
+        ("a method", (11, &[4]), 8),
+        ("zero pages", (35, &[1]), 32),
+        ("no pages", (19, &[0]), 16),
+        ("no payload", (23, &[0]), 20),
+        ("a huge payload", (20, &[0x7f]), 20),
+    ];
+    for (what, (at, patch), offset) in cases {
+        let mut wrong = bytes;
+        wrong[at..at + patch.len()].copy_from_slice(patch);
+        let error = refusal(&wrong, Method::None);
+        assert_eq!((error.offset, error.fault), (offset, Fault::PeerMisbehaved), "{what}: {error}");
+        assert!(error.paragraph.starts_with("specs/extension.md"), "{what}: {error}");
+    }
+}

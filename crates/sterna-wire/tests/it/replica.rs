@@ -3,7 +3,7 @@
 use crate::common::hex;
 use sterna_wire::Fault;
 use sterna_wire::extension::{ChannelBinding, MigrationSecret};
-use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{ArbiterIdentity, ArbiterStore, Hello, Message, Role, Session, Terms, Welcome};
 
 const BINDING: ChannelBinding = Some([0x33; 32]);
 const TERMS: Terms = Terms {
@@ -45,21 +45,21 @@ fn bytes_are_those_of_the_specification() {
     let mut bytes = Vec::new();
     hello().encode(&mut bytes);
     let head = format!(
-        "53544e5200000001{}000000000000000300000001{}{}",
+        "53544e5200000002{}000000000000000300000001{}{}",
         "11".repeat(16),
         "00030d40001e84800007a120000f42400000000a",
         "22".repeat(16)
     );
     assert_eq!(
         hex(&bytes),
-        format!("{head}c34292aa10b5d7dc492f1b52a033bb9600f8cda82438cceb9f8d247349a3737e")
+        format!("{head}c396376b7e77b0a33f06a68e17debd195b451c80dac65ab6b32844abde17243c")
     );
     bytes.clear();
     welcome().encode(&mut bytes);
     assert_eq!(
         hex(&bytes),
         format!(
-            "53544e5200000001{}18ad9a175537eb7b7bb3f5d9f5c0d0313de9cc90a2f675b9735501ab8b3d62d3",
+            "53544e5200000002{}b20e27a67201e51031ced2e2d66be7fb41e61b6b5efb54de8c57cf84dd8ec81d",
             "44".repeat(16)
         )
     );
@@ -70,6 +70,93 @@ fn bytes_are_those_of_the_specification() {
         format!("{body}8305c38350ffefb1af61335e048e32d40e0b3689a17f6dac03e365bb21a504dc")
     );
     assert_eq!((bytes.len(), answer.len()), (Welcome::BYTES, Message::BYTES));
+    let mut bytes = Vec::new();
+    session(Role::Primary).seal_arbiter(&arbiter(), &mut bytes).expect("short");
+    let body = "000c011066696c653a2f636c61696d7330313233343536373839616263646566";
+    assert_eq!(
+        hex(&bytes),
+        format!("{body}67becb99ce55866ff75a4a3525a7071700de4e0af8a50df7449c0e72ac2e1482")
+    );
+}
+
+fn arbiter() -> ArbiterIdentity {
+    identity("file:/claims", token("0123456789abcdef"))
+}
+
+fn identity(name: &str, store: ArbiterStore) -> ArbiterIdentity {
+    ArbiterIdentity { name: name.to_owned(), store }
+}
+
+fn token(text: &str) -> ArbiterStore {
+    ArbiterStore::Token(text.to_owned())
+}
+
+#[test]
+fn arbiter_is_read_as_it_was_said_and_only_at_its_place_and_unchanged() {
+    for identity in [
+        arbiter(),
+        identity("ask", ArbiterStore::Nothing),
+        identity("", ArbiterStore::OutOfReach("no route".to_owned())),
+        identity(&"n".repeat(1024), token(&"t".repeat(255))),
+    ] {
+        let mut bytes = Vec::new();
+        session(Role::Primary).seal_arbiter(&identity, &mut bytes).expect("not too long");
+        let mut reader = session(Role::Standby);
+        for length in 0..bytes.len() {
+            assert_eq!(reader.open_arbiter(&bytes[..length]), Ok(None));
+        }
+        let head = bytes[..ArbiterIdentity::HEAD_BYTES].try_into().expect("four bytes");
+        let rest = ArbiterIdentity::rest_bytes(head).expect("permitted");
+        assert_eq!(rest, bytes.len() - ArbiterIdentity::HEAD_BYTES);
+        assert_eq!(reader.open_arbiter(&bytes), Ok(Some((identity, bytes.len()))));
+        assert!(reader.open_arbiter(&bytes).is_err(), "twice");
+        assert!(session(Role::Primary).open_arbiter(&bytes).is_err(), "its own");
+    }
+    let mut bytes = Vec::new();
+    session(Role::Primary).seal_arbiter(&arbiter(), &mut bytes).expect("short");
+    for bit in 0..bytes.len() * 8 {
+        let mut changed = bytes.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        let read = session(Role::Standby).open_arbiter(&changed);
+        assert!(!matches!(read, Ok(Some(_))), "bit {bit}");
+    }
+}
+
+#[test]
+fn arbiter_that_breaks_a_rule_is_refused_by_name() {
+    for long in [identity(&"n".repeat(1025), ArbiterStore::Nothing), identity("", token(&"t".repeat(256)))] {
+        let error = session(Role::Primary).seal_arbiter(&long, &mut Vec::new()).expect_err("too long");
+        assert_eq!(error.fault, Fault::Local);
+    }
+    for (head, what) in [
+        ([4, 1, 0, 0], "name of 1025 bytes"),
+        ([0, 1, 3, 0], "kind 3"),
+        ([0, 1, 0, 1], "keeps nothing has no token"),
+        ([0, 1, 1, 0], "any other has one"),
+    ] {
+        let error = ArbiterIdentity::rest_bytes(head).expect_err("refused");
+        assert_eq!(error.fault, Fault::PeerMisbehaved);
+        assert!(error.to_string().contains(what), "{error}");
+        let read = session(Role::Standby).open_arbiter(&[&head[..], &[b'n'; 4096]].concat());
+        assert_eq!(read, Err(error));
+    }
+    let read = session(Role::Standby).open_arbiter(&[0, 2, 0, 0, b'a', 0]);
+    assert!(read.expect_err("NUL").to_string().contains("NUL"));
+}
+
+#[test]
+fn arbiters_are_one_if_both_have_the_same_token_or_neither_has_one_and_their_names_are_equal() {
+    let lost = || ArbiterStore::OutOfReach("no route".to_owned());
+    for (one, other, is_same) in [
+        (identity("file:/a", token("7")), identity("file:/b", token("7")), true),
+        (identity("file:/a", token("7")), identity("file:/a", token("8")), false),
+        (identity("file:/a", token("7")), identity("file:/a", ArbiterStore::Nothing), false),
+        (identity("ask", ArbiterStore::Nothing), identity("ask", ArbiterStore::Nothing), true),
+        (identity("exec:/a", ArbiterStore::Nothing), identity("exec:/b", ArbiterStore::Nothing), false),
+        (identity("file:/a", lost()), identity("file:/a", lost()), false),
+    ] {
+        assert_eq!((one.is_same(&other), other.is_same(&one)), (is_same, is_same), "{one:?} {other:?}");
+    }
 }
 
 #[test]
@@ -89,6 +176,20 @@ fn changed_greeting_is_not_authentic() {
     let other = Hello::new([0x11; 16], 3, true, TERMS, [0x23; 16], &secret(), &BINDING);
     assert!(welcome().is_authentic(&hello(), &secret(), &BINDING));
     assert!(!welcome().is_authentic(&other, &secret(), &BINDING), "another hello");
+}
+
+#[test]
+fn differences_are_announced_beside_the_fence_and_change_the_proof() {
+    let announcing = hello().announcing_differences(&secret(), &BINDING);
+    let mut bytes = Vec::new();
+    announcing.encode(&mut bytes);
+    assert_eq!(bytes[32..36], [0, 0, 0, 3]);
+    let (read, _) = Hello::decode(&bytes).expect("well formed").expect("whole");
+    assert!(read.sends_differences && read.needs_fence && read.is_authentic(&secret(), &BINDING));
+    // Nobody on the way takes it back.
+    bytes[35] = 1;
+    let (read, _) = Hello::decode(&bytes).expect("well formed").expect("whole");
+    assert!(!read.sends_differences && !read.is_authentic(&secret(), &BINDING));
 }
 
 #[test]
@@ -138,7 +239,7 @@ fn greeting_of_another_version_or_with_unknown_flags_says_so() {
         Hello::decode(&changed).expect_err("refused")
     };
     assert!(read(0, 0).to_string().contains("STNR"));
-    assert!(read(7, 2).to_string().contains("run the same Sterna on both sides"));
+    assert!(read(7, 1).to_string().contains("run the same Sterna on both sides"));
     assert!(read(31, 0).to_string().contains("at least 1"));
-    assert!(read(35, 2).to_string().contains("only 1 is known"));
+    assert!(read(35, 4).to_string().contains("only 1 and 2 are known"));
 }

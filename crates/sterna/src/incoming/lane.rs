@@ -5,11 +5,13 @@ use std::sync::atomic::Ordering;
 
 use sterna_ram::{PAGE_SIZE, RamSlice};
 use sterna_transport::{Channel, TransportError};
+use sterna_wire::WireError;
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{
-    DEVICE_STATE_PACKET_BYTES, DeviceStatePacket, HEADER_BYTES, Method, PacketHeader, PacketKind,
-    RAM_PACKET_BYTES, RamPacketView,
+    DEVICE_STATE_PACKET_BYTES, DeviceStatePacket, Differences, HEADER_BYTES, Method, PacketHeader,
+    PacketKind, RAM_PACKET_BYTES, RamPacketView,
 };
+use sterna_wire::xbzrle;
 
 use super::shared::Shared;
 use super::target::Layout;
@@ -187,6 +189,9 @@ impl<'a> Lane<'a> {
 
     fn take(&mut self, view: &RamPacketView<'_>, next: Option<&mut Ahead>) -> Result<(), MigrationError> {
         let Some(block) = view.block() else { return Ok(()) };
+        if view.holds_differences() {
+            return self.take_differences(view, block);
+        }
         let shared = self.shared;
         // Over RDMA they are in their places: the source wrote them before it sent this.
         let has_payload = shared.rdma.is_none();
@@ -220,6 +225,38 @@ impl<'a> Lane<'a> {
             self.sink.zero(part)?;
             shared.zero_pages.fetch_add(part.count, Ordering::Relaxed);
         }
+        Ok(())
+    }
+
+    /// Takes pages that come as differences to what is held, and checks each (specs/extension.md §10).
+    fn take_differences(&mut self, view: &RamPacketView<'_>, block: usize) -> Result<(), MigrationError> {
+        let wire = MigrationError::wire(&self.name);
+        let begin = self.channel.bytes_read();
+        let Some(checkpoint) = self.sink.differences()? else {
+            let rule = "pages as differences, which the source has not announced";
+            return Err(wire(WireError::misbehaved("multifd packet", begin, "specs/extension.md §10", rule)));
+        };
+        let mut payload = std::mem::take(&mut self.payload);
+        payload.resize(view.payload_bytes(), 0);
+        self.channel.read_exact(&mut payload)?;
+        let name = self.layout.table.name(block);
+        let mut content = [0; PAGE_SIZE];
+        let pages = view.normal();
+        for (offset, delta) in pages.clone().zip(Differences::new(&payload, pages.len())) {
+            let run = PageRun { block, first: offset / PAGE_SIZE as u64, count: 1 };
+            let about = |error: WireError| {
+                let page = format!("page {offset:#x} of block {name:?} in checkpoint {checkpoint}");
+                wire(error.at(begin).about(page))
+            };
+            let delta = delta.map_err(about)?;
+            self.shared.rounds.enter(run)?;
+            self.sink.current(run, &mut content)?;
+            xbzrle::apply(delta, &mut content).map_err(about)?;
+            self.sink.prepare(run)?.copy_from(&content)?;
+            self.sink.commit(run)?;
+        }
+        self.payload = payload;
+        self.shared.normal_pages.fetch_add(pages.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 

@@ -58,9 +58,6 @@ pub(super) fn check_protected(
     if matches!(to, Address::Rdma { .. } | Address::File { .. }) {
         return Err(SettingsError::NoStandbyThere);
     }
-    if capabilities.xbzrle && capabilities.multifd {
-        return Err(SettingsError::DeltaIsOneChannel);
-    }
     if !capabilities.return_path {
         return Err(SettingsError::StandbyNeedsReturnPath);
     }

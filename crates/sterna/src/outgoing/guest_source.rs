@@ -60,6 +60,10 @@ pub(crate) trait GuestSource: Send + Sync {
 pub(crate) trait PageReader: Send + Sync {
     /// The content of `run`, at most a packet's worth of pages.
     fn content(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError>;
+    /// Whether what it gives stays as it is until it is sent.
+    fn is_copy(&self) -> bool {
+        false
+    }
 }
 
 /// Guest RAM, where it is.

@@ -49,6 +49,30 @@ impl Sink for Collected {
     }
 }
 
+/// Collects the devices' sections of checkpoints. Nobody waits here for what is being sent.
+pub(super) struct DeviceCollector {
+    stream: MainStream,
+    collected: Arc<Collected>,
+    /// The number of the first section.
+    first: u32,
+}
+
+impl DeviceCollector {
+    /// What `write` writes, and EOF.
+    pub(super) fn collect(
+        &mut self,
+        write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
+    ) -> Result<Vec<u8>, MigrationError> {
+        self.stream.next_section = self.first;
+        let written = write(&mut self.stream);
+        self.stream.described.clear();
+        let mut bytes = std::mem::take(&mut *self.collected.0.lock());
+        written?;
+        encode_end(&mut bytes);
+        Ok(bytes)
+    }
+}
+
 /// Whoever holds it writes whole elements.
 pub(crate) struct MainStream {
     channel: Arc<dyn Sink>,
@@ -100,23 +124,14 @@ impl MainStream {
         self.full_section(header, &output.encode(), true)
     }
 
-    /// What `write` writes of the devices, under the numbers that they had in the seeding, and EOF. Nothing goes out.
-    pub(super) fn collect_devices(
-        &mut self,
-        write: impl FnOnce(&mut Self) -> Result<(), MigrationError>,
-    ) -> Result<Vec<u8>, MigrationError> {
-        let collected = Arc::new(Collected::default());
+    /// For what checkpoints bring of the devices, under the numbers that they had in the seeding.
+    pub(super) fn device_collector(&self) -> DeviceCollector {
+        let collected = Arc::<Collected>::default();
         let first = self.first_device.unwrap_or(self.next_section);
-        let next = std::mem::replace(&mut self.next_section, first);
-        let channel = std::mem::replace(&mut self.channel, collected.clone());
-        let described = self.described.len();
-        let written = write(self);
-        self.described.truncate(described);
-        (self.channel, self.next_section) = (channel, next);
-        written?;
-        let mut bytes = std::mem::take(&mut *collected.0.lock());
-        encode_end(&mut bytes);
-        Ok(bytes)
+        // Counted when it is sent.
+        let mut stream = Self::new(collected.clone(), Arc::default(), (self.ram_section, first));
+        stream.configuration = self.configuration.clone();
+        DeviceCollector { stream, collected, first }
     }
 
     /// RAM of a checkpoint begins.

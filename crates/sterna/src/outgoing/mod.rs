@@ -252,7 +252,19 @@ impl Migration {
         Self::begin_as(guest_source, to, params, capabilities, observer, None)
     }
 
-    /// Starts to seed a standby at `to` with `vm`'s guest, which stays here. Checkpoints follow.
+    /// Whether a guest can be protected so. Looked at before anybody is reached.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check_protected(
+        to: &Address,
+        capabilities: &Capabilities,
+        vm: &dyn SourceVm,
+    ) -> Result<(), StartError> {
+        Ok(check_protected(to, capabilities, vm)?)
+    }
+
+    /// Starts to seed a standby at `to` with `vm`'s guest, which stays here. Checkpoints follow. [`Migration::check_protected`] comes first.
     pub(crate) fn begin_protected(
         vm: Arc<dyn SourceVm>,
         to: &Address,
@@ -261,7 +273,6 @@ impl Migration {
         observer: Arc<dyn Observer>,
         protecting: Arc<Protecting>,
     ) -> Result<Self, StartError> {
-        check_protected(to, &capabilities, vm.as_ref())?;
         let source = Arc::new(LiveVm::new(vm));
         Self::begin_as(source, to, params, capabilities, observer, Some(protecting))
     }

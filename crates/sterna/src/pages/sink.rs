@@ -17,6 +17,11 @@ pub(crate) trait PageSink: Send + Sync {
     fn zero(&self, run: PageRun) -> Result<(), MigrationError>;
     /// The content of `run` as it is now: for a page that comes as a difference to it.
     fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError>;
+    /// Waits until pages may come. Gives the checkpoint to which packets of differences belong then (`specs/extension.md §10`); `None`:
+    /// none may come.
+    fn differences(&self) -> Result<Option<u64>, MigrationError> {
+        Ok(None)
+    }
     /// Everything that was committed or zeroed on this lane stands where it belongs, so that what another lane
     /// does from now on comes after it.
     fn settle(&self) -> Result<(), MigrationError> {

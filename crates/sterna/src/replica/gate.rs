@@ -1,5 +1,6 @@
 //! When lanes may take pages, and for what.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -22,18 +23,23 @@ pub(super) enum Phase {
 /// Stands before every page.
 pub(super) struct Gate {
     phase: Mutex<Phase>,
+    /// How often it was open.
+    opened: AtomicU64,
     changed: Condvar,
 }
 
 impl Gate {
     pub(super) fn new() -> Self {
-        Self { phase: Mutex::new(Phase::Seeding), changed: Condvar::new() }
+        Self { phase: Mutex::new(Phase::Seeding), opened: AtomicU64::new(0), changed: Condvar::new() }
     }
 
     /// From now on pages are for that. [`Phase::Ended`] is for ever.
     pub(super) fn set(&self, to: Phase) {
         let mut phase = self.phase.lock();
         if *phase != Phase::Ended {
+            if to == Phase::Open {
+                self.opened.fetch_add(1, Ordering::AcqRel);
+            }
             *phase = to;
         }
         drop(phase);
@@ -54,6 +60,11 @@ impl Gate {
                 Phase::Closed => self.changed.wait(&mut phase),
             }
         }
+    }
+
+    /// The checkpoint that arrives, or arrived last; the first is 1.
+    pub(super) fn checkpoint(&self) -> u64 {
+        self.opened.load(Ordering::Acquire)
     }
 
     /// Whether pages that came are in the journal.

@@ -120,6 +120,9 @@ impl Journal {
     }
 
     /// What lane `lane` took of `page` last: false if nothing; then `to` is as it was.
+    ///
+    /// # Errors
+    /// Another lane took it: nothing says in which order.
     pub(super) fn current(
         &self,
         lane: usize,
@@ -133,7 +136,13 @@ impl Journal {
         let notes = self.lanes[lane].lock();
         let holds =
             |note: &&Note| note.run.block == block && (note.run.first..note.run.end()).contains(&page);
-        let Some(note) = notes.notes.iter().rev().find(holds) else { return Ok(false) };
+        let Some(note) = notes.notes.iter().rev().find(holds) else {
+            let what = format!(
+                "page {page} of block {block} came as a difference, and by another channel in the same checkpoint \
+                 (specs/extension.md §10)"
+            );
+            return Err(MigrationError::PeerMisbehaved { what });
+        };
         match note.at {
             Some(at) => self.arena.read((at + page - note.run.first) * PAGE_SIZE as u64, to)?,
             None => to.fill(0),
@@ -310,6 +319,14 @@ mod tests {
         assert_eq!(page, [7; PAGE_SIZE]);
         assert!(journal.current(0, 0, 5, &mut page).unwrap());
         assert_eq!(page, [0; PAGE_SIZE]);
+    }
+
+    #[test]
+    fn difference_to_a_page_that_another_channel_has_brought_is_refused() {
+        let journal = Journal::new(&guest(), 1 << 20, 2).unwrap();
+        put(&journal, 0, run(3, 4), 7);
+        let refused = journal.current(1, 0, 4, &mut [0; PAGE_SIZE]);
+        assert!(matches!(refused, Err(MigrationError::PeerMisbehaved { .. })), "{refused:?}");
     }
 
     #[test]

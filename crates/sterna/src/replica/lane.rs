@@ -55,6 +55,11 @@ impl PageSink for StandbyLane {
         Ok(())
     }
 
+    fn differences(&self) -> Result<Option<u64>, MigrationError> {
+        let may_come = self.pages.gate.enter()? && self.pages.takes_differences;
+        Ok(may_come.then(|| self.pages.gate.checkpoint()))
+    }
+
     fn settle(&self) -> Result<(), MigrationError> {
         if self.pages.gate.is_past_seeding() {
             self.pages.journal.settle(self.index);

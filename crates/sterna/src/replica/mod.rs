@@ -48,7 +48,7 @@ mod target;
 mod vm_survivor;
 mod witness;
 
-pub use crate::outgoing::protection::CheckpointMode;
+pub use crate::outgoing::protection::{CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT};
 pub use contact::{
     Claims, ContactError, ContactState, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact,
     StandbyGuest, Terms, new_protection,
@@ -64,6 +64,8 @@ pub use protected::ContactRules;
 pub use standby::{Standby, StandbyOptions, StandbyState, StandbyStatistics};
 /// Who may run the guest: states, events and outcomes.
 pub use sterna_proto::replica as machines;
+/// What a side says of its arbiter when primary and standby greet each other.
+pub use sterna_wire::replica::{ArbiterIdentity, ArbiterStore};
 pub use survivor::{ImageSurvivor, Survivor};
 pub use takeover::{OperatorsWord, TakenOver, TakeoverError, TakeoverPermission};
 pub use vm_survivor::VmSurvivor;

@@ -1,12 +1,13 @@
 //! The contact at the standby's address, joined with what is held (`specs/replica.md §3`).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use sterna_proto::replica::standby::{Event, State};
 use sterna_transport::Channel;
 
-use super::contact::{Claims, Protection, Secret, StandbyContact, StandbyGuest};
+use super::contact::{Claims, ContactError, Protection, Secret, StandbyContact, StandbyGuest};
 use super::held::HeldGuest;
 use super::store::{Stage, Store};
 use super::survivor::Survivor;
@@ -39,14 +40,17 @@ pub(super) struct Contacts {
     rules: Option<ContactRules>,
     incoming: Mutex<Option<WeakIncoming>>,
     /// Never locked by who wants the store's lock afterwards.
-    current: Mutex<Current>,
+    current: Mutex<Option<Current>>,
+    /// Held while a primary greets: its guest may come as soon as it has heard the last word of that.
+    greeting: Mutex<()>,
+    /// How many greetings there were.
+    count: AtomicU64,
 }
 
-#[derive(Default)]
 struct Current {
-    contact: Option<StandbyContact>,
-    /// How many there were.
-    count: u64,
+    contact: StandbyContact,
+    /// Which greeting began it.
+    number: u64,
 }
 
 /// Everything that is held is gone with it, and the contact with that.
@@ -54,8 +58,8 @@ pub(super) struct LastHandle(pub(super) Arc<Contacts>);
 
 impl Drop for LastHandle {
     fn drop(&mut self) {
-        if let Some(contact) = self.0.current.lock().contact.take() {
-            contact.abandon();
+        if let Some(current) = self.0.current.lock().take() {
+            current.contact.abandon();
         }
     }
 }
@@ -81,7 +85,14 @@ impl Nowhere {
 
 impl Contacts {
     pub(super) fn new(survivor: Arc<dyn Survivor>, rules: Option<ContactRules>) -> Self {
-        Self { survivor, rules, incoming: Mutex::default(), current: Mutex::default() }
+        Self {
+            survivor,
+            rules,
+            incoming: Mutex::default(),
+            current: Mutex::default(),
+            greeting: Mutex::default(),
+            count: AtomicU64::new(0),
+        }
     }
 
     /// For a standby that is in contact with nobody.
@@ -95,7 +106,7 @@ impl Contacts {
     }
 
     pub(super) fn current(&self) -> Option<StandbyContact> {
-        self.current.lock().contact.clone()
+        self.current.lock().as_ref().map(|current| current.contact.clone())
     }
 
     /// Answers a primary that greets over `channel`.
@@ -111,36 +122,47 @@ impl Contacts {
         let Some(rules) = &self.rules else {
             return refused("a primary wants to be in contact, and this standby takes checkpoints alone");
         };
-        if self.has_stream() || !matches!(store.state().stage, Stage::Seeding) {
-            return refused(
-                "a primary wants to be in contact after the guest began to come: its contact comes first, so protect the \
-                 guest anew",
-            );
+        let is_late = || self.has_stream() || !matches!(store.state().stage, Stage::Seeding);
+        const LATE: &str = "a primary wants to be in contact after the guest began to come: its contact comes first, so protect the \
+                            guest anew";
+        let _greeting = self.greeting.lock();
+        if is_late() {
+            return refused(LATE);
         }
-        let mut current = self.current.lock();
+        let number = self.count.fetch_add(1, Ordering::AcqRel);
         let guest = Arc::new(Guest {
             store: Arc::clone(store),
             contacts: Arc::clone(self),
             fence: Arc::clone(&rules.fence),
-            number: current.count + 1,
+            number,
             protection: OnceLock::new(),
         });
         let claims = |protection| {
             let _ = guest.protection.set(protection);
             (rules.claims)(protection)
         };
+        // Whoever looks at the current one does not wait: the peer may be slow, and so may the arbiter.
         let begun = StandbyContact::begin(channel, &rules.secret, guest.clone(), claims);
-        let begun = begun.map_err(|error| {
+        let contact = begun.map_err(|error| {
             let what = format!("{}: {error}", channel.peer());
-            MigrationError::PeerMisbehaved { what }
+            match error {
+                ContactError::TwoArbiters { .. } => MigrationError::PeerIncompatible { what },
+                ContactError::Arbiter(_) => VmError::new(channel.peer(), error).into(),
+                _ => MigrationError::PeerMisbehaved { what },
+            }
         })?;
-        current.count += 1;
+        let mut current = self.current.lock();
+        // The guest of another primary may have begun to come meanwhile.
+        if is_late() {
+            contact.abandon();
+            return refused(LATE);
+        }
         // One that has not sent its guest yet may have died without a word: the newest is taken.
-        let before = current.contact.replace(begun);
+        let before = current.replace(Current { contact, number });
         drop(current);
         if let Some(before) = before {
             tracing::warn!("a primary that had not sent its guest is displaced by another one");
-            before.abandon();
+            before.contact.abandon();
         }
         Ok(())
     }
@@ -154,6 +176,7 @@ impl Contacts {
     /// Whether a guest may come now.
     pub(super) fn check_stream(&self) -> Result<(), MigrationError> {
         let is_required = self.rules.as_ref().is_some_and(|rules| rules.is_required);
+        drop(self.greeting.lock());
         let is_there = self.current().is_some_and(|contact| !contact.state().state.is_final());
         if is_required && !is_there {
             let what = "a guest came without its primary's contact, which comes first: protect it with `sterna protect`, or let \
@@ -165,7 +188,7 @@ impl Contacts {
 
     /// Nobody is or was in contact who may have the guest.
     pub(super) fn check_alone(&self) -> Result<(), TakeoverError> {
-        if self.current.lock().contact.is_some() { Err(TakeoverError::Protected) } else { Ok(()) }
+        if self.current.lock().is_some() { Err(TakeoverError::Protected) } else { Ok(()) }
     }
 
     /// The guest has not come whole.
@@ -178,7 +201,7 @@ impl Contacts {
 
 impl Witness for Contacts {
     fn may_hold(&self, number: u64) -> bool {
-        self.current.lock().contact.as_ref().is_none_or(|contact| contact.holds(number))
+        self.current.lock().as_ref().is_none_or(|current| current.contact.holds(number))
     }
 
     fn lost(&self, why: &MigrationError) {
@@ -261,8 +284,8 @@ impl StandbyGuest for Guest {
         }
         // No guest began to come: another primary may be in contact.
         let mut current = self.contacts.current.lock();
-        if current.count == self.number {
-            current.contact = None;
+        if current.as_ref().is_some_and(|current| current.number == self.number) {
+            *current = None;
         }
     }
 }

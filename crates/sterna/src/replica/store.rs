@@ -27,6 +27,8 @@ pub(super) struct Pages {
     pub(super) gate: Arc<Gate>,
     /// Has the devices' streams.
     pub(super) streams: Arc<dyn StreamSink>,
+    /// The primary has announced differences over multifd channels (`specs/extension.md §10`).
+    pub(super) takes_differences: bool,
 }
 
 /// A machine at a checkpoint: all of it but the pages.

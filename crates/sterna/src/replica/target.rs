@@ -110,7 +110,8 @@ impl StandbyTarget {
         let seed = Arc::new(RamSink::new(&ram, vec![false; ram.blocks().len()])?);
         let journal = Journal::new(&ram, self.journal_limit, start.lanes + 1)?;
         let streams = Arc::new(Streams(Arc::clone(&self.contacts.survivor)));
-        Ok(Pages { ram, seed, journal, gate: Arc::clone(&self.store.gate), streams })
+        let takes_differences = self.contacts.current().is_some_and(|contact| contact.sends_differences());
+        Ok(Pages { ram, seed, journal, gate: Arc::clone(&self.store.gate), streams, takes_differences })
     }
 }
 

@@ -1,15 +1,15 @@
 //! Primary and standby of a protected guest in contact, with guests that only note what is done to them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
 use sterna::replica::machines::{Ruling, primary, standby};
 use sterna::replica::{
-    Claims, ContactError, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact, StandbyGuest,
-    Terms,
+    ArbiterIdentity, ArbiterStore, Claims, ContactError, PrimaryContact, PrimaryGuest, Protection, Secret,
+    StandbyContact, StandbyGuest, Terms,
 };
 use sterna_transport::Channel;
 
@@ -142,18 +142,34 @@ impl StandbyGuest for Guest {
 struct Arbiter {
     owner: Mutex<Option<&'static str>>,
     is_away: AtomicBool,
+    /// From this side alone.
+    is_away_from: Mutex<Option<&'static str>>,
 }
 
 impl Arbiter {
     fn of(self: &Arc<Self>, side: &'static str) -> Arc<dyn Claims> {
-        let this = Arc::clone(self);
-        Arc::new(move || {
-            if this.is_away.load(Ordering::SeqCst) {
-                return Err("told to be away".to_owned());
-            }
-            let owner = *this.owner.lock().get_or_insert(side);
-            Ok(if owner == side { Ruling::Won } else { Ruling::Lost })
-        })
+        Arc::new(AsksArbiter { arbiter: Arc::clone(self), side })
+    }
+}
+
+struct AsksArbiter {
+    arbiter: Arc<Arbiter>,
+    side: &'static str,
+}
+
+impl Claims for AsksArbiter {
+    fn claim(&self) -> Result<Ruling, String> {
+        self.look()?;
+        let owner = *self.arbiter.owner.lock().get_or_insert(self.side);
+        Ok(if owner == self.side { Ruling::Won } else { Ruling::Lost })
+    }
+
+    fn look(&self) -> Result<(), String> {
+        let is_away = self.arbiter.is_away.load(Ordering::SeqCst);
+        match is_away || *self.arbiter.is_away_from.lock() == Some(self.side) {
+            true => Err("told to be away".to_owned()),
+            false => Ok(()),
+        }
     }
 }
 
@@ -305,6 +321,49 @@ fn planned_takeover_that_cannot_start_leaves_the_guest_where_it_was() {
 }
 
 #[test]
+fn planned_takeover_without_an_arbiter_is_refused_before_the_guest_is_stopped() {
+    for needs_fence in [false, true] {
+        let Pair { here, there, primary, standby, arbiter, .. } = pair(terms(true), needs_fence);
+        *here.peer.lock() = Some(standby.clone());
+        arbiter.is_away.store(true, Ordering::SeqCst);
+
+        let refused = standby.take_over(true).expect_err("without an arbiter");
+        assert_eq!(refused, standby::Refusal::ArbiterOutOfReach);
+        assert!(refused.to_string().contains("the guest goes on at the primary, protected"), "{refused}");
+        let refused = primary.hand_over().expect_err("without an arbiter");
+        assert_eq!(refused, primary::Refusal::ArbiterOutOfReach);
+
+        assert!(here.runs() && !here.has_done("last"));
+        assert_eq!(
+            (primary.state().state, standby.state().state),
+            (primary::State::Protected, standby::State::Following)
+        );
+        // The protection goes on, and so does a takeover when the arbiter is there.
+        arbiter.is_away.store(false, Ordering::SeqCst);
+        standby.take_over(true).expect("with an arbiter");
+        assert_eq!(standby.wait(PATIENCE), Some(standby::Outcome::Running(2)));
+        assert_eq!(primary.wait(), primary::Outcome::HandedOver);
+        assert!(there.runs() && !here.runs());
+    }
+}
+
+#[test]
+fn guest_that_was_given_goes_on_at_the_primary_if_its_standby_finds_no_arbiter() {
+    let Pair { here, there, primary, standby, arbiter, .. } = pair(terms(true), false);
+    *here.peer.lock() = Some(standby.clone());
+    // The primary reaches it.
+    *arbiter.is_away_from.lock() = Some("standby");
+
+    primary.hand_over().expect("the primary has looked");
+
+    assert_eq!(primary.wait(), primary::Outcome::Alone(primary::Because::Never));
+    let discarded = standby::Outcome::Discarded(standby::Because::ArbiterOutOfReach);
+    assert_eq!(standby.wait(PATIENCE), Some(discarded));
+    assert!(here.runs() && !there.runs());
+    assert_eq!(*arbiter.owner.lock(), None, "nobody asked");
+}
+
+#[test]
 fn standby_that_cannot_start_claims_nothing_until_it_can() {
     // The primary stands and waits meanwhile.
     let away = Arc::new(Arbiter { is_away: AtomicBool::new(true), ..Arbiter::default() });
@@ -348,6 +407,107 @@ fn stranger_is_refused_by_either_side() {
         assert!(matches!(refused, ContactError::Stranger { .. }), "{refused}");
         assert!(refused.to_string().contains("give both sides the same one"));
     }
+}
+
+/// What one side finds at its arbiter.
+struct Finds(Result<ArbiterIdentity, String>, Arc<AtomicUsize>);
+
+impl Claims for Finds {
+    fn claim(&self) -> Result<Ruling, String> {
+        panic!("no protection has begun")
+    }
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        self.0.clone()
+    }
+    fn arbiters_compared(&self) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// How greeting ends at the primary and at the standby, and how often the primary may take its token away.
+fn greetings(
+    here: Result<ArbiterIdentity, String>,
+    there: Result<ArbiterIdentity, String>,
+) -> (Result<(), ContactError>, Result<(), ContactError>, usize) {
+    let (near, far) = Channel::pair().expect("a pair of sockets");
+    let (near, far) = (Arc::new(near), Arc::new(far));
+    let compared = Arc::<AtomicUsize>::default();
+    let answered = std::thread::spawn(move || {
+        let claims = Arc::new(Finds(there, Arc::default()));
+        let begun = StandbyContact::begin(&far, &secret(), Arc::<Guest>::default(), |_| claims);
+        if begun.is_err() {
+            far.shutdown();
+        }
+        begun.map(|_| ())
+    });
+    let claims = Arc::new(Finds(here, Arc::clone(&compared)));
+    let begun =
+        PrimaryContact::begin(&near, PROTECTION, terms(true), false, &secret(), Guest::running(), claims);
+    let begun = begun.map(|contact| contact.unprotect().expect("in the seeding"));
+    near.shutdown();
+    (begun, answered.join().expect("no panic"), compared.load(Ordering::SeqCst))
+}
+
+fn found(name: &str, store: ArbiterStore) -> Result<ArbiterIdentity, String> {
+    Ok(ArbiterIdentity { name: name.to_owned(), store })
+}
+
+fn token(text: &str) -> ArbiterStore {
+    ArbiterStore::Token(text.to_owned())
+}
+
+#[test]
+fn sides_that_ask_two_arbiters_begin_no_protection_and_name_both() {
+    let nothing = || ArbiterStore::Nothing;
+    for (here, there, why) in [
+        (found("file:/a", token("1")), found("file:/b", token("2")), "do not share it"),
+        // A directory of one name on each host.
+        (found("file:/a", token("1")), found("file:/a", token("2")), "do not share it"),
+        (found("file:/a", token("1")), found("ask", nothing()), "of two kinds"),
+        (found("exec:/a", nothing()), found("exec:/b", nothing()), "cannot be proved"),
+    ] {
+        let names = [&here, &there].map(|found| found.clone().expect("found").name);
+        let (primary, standby, compared) = greetings(here, there);
+        for error in [primary.expect_err("refused"), standby.expect_err("refused")] {
+            assert!(matches!(error, ContactError::TwoArbiters { .. }), "{error}");
+            let text = error.to_string();
+            let named = format!("the primary's arbiter is {}, and the standby's {}", names[0], names[1]);
+            assert!(text.contains(&named) && text.contains(why), "{text}");
+        }
+        assert_eq!(compared, 1);
+    }
+}
+
+#[test]
+fn sides_that_ask_one_arbiter_begin_whatever_they_call_it() {
+    for (here, there) in [
+        (found("file:/a", token("1")), found("file:/mnt/b", token("1"))),
+        (found("ask", ArbiterStore::Nothing), found("ask", ArbiterStore::Nothing)),
+    ] {
+        let (primary, standby, compared) = greetings(here, there);
+        assert!(primary.is_ok() && standby.is_ok(), "{primary:?} {standby:?}");
+        assert_eq!(compared, 1);
+    }
+}
+
+#[test]
+fn arbiter_that_cannot_be_asked_begins_nothing_and_is_named_at_both_sides() {
+    let away = || Err::<ArbiterIdentity, _>("the arbiter etcd:http://e is out of reach".to_owned());
+    let (primary, standby, _) = greetings(found("file:/a", token("1")), away());
+    let (primary, standby) = (primary.expect_err("refused"), standby.expect_err("refused"));
+    assert!(
+        primary.to_string().contains("the standby cannot ask its arbiter: the arbiter etcd:http://e"),
+        "{primary}"
+    );
+    assert!(standby.to_string().contains("etcd:http://e is out of reach; nothing has begun"), "{standby}");
+
+    // The primary finds that out before it says a byte.
+    let (near, _far) = Channel::pair().expect("a pair of sockets");
+    let (near, claims) = (Arc::new(near), Arc::new(Finds(away(), Arc::default())));
+    let begun =
+        PrimaryContact::begin(&near, PROTECTION, terms(true), false, &secret(), Guest::running(), claims);
+    assert!(matches!(begun.map(|_| ()), Err(ContactError::Arbiter(_))));
+    assert_eq!(near.bytes_written(), 0);
 }
 
 #[test]

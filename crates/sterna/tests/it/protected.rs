@@ -1,6 +1,9 @@
 //! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
 
+mod copied;
 mod delta;
+mod in_flight;
+mod led;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -11,12 +14,13 @@ use parking_lot::Mutex;
 use sterna::ram::Custody;
 use sterna::replica::machines::{Ruling, primary, standby};
 use sterna::replica::{
-    ByteGate, CheckpointMode, Claims, ContactRules, EpochGate, GateStatistics, Guardians, MaySay, NoOutput,
-    Primary, PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
+    ByteGate, CheckpointCopy, CheckpointMode, Claims, ContactRules, EpochGate, GateStatistics, Guardians,
+    MaySay, NoOutput, Primary, PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions,
+    Terms, VmSurvivor,
 };
 use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
 use sterna_guests::model::Fill;
-use sterna_guests::process::{ProcessConfig, ProcessGuest};
+use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
 use crate::common::*;
 use crate::support::proxy::{Line, Proxy, Verdict, Way as Direction};
@@ -79,9 +83,11 @@ pub struct Pair {
     /// By the survivor: from which byte on, and what.
     said_again: Arc<Mutex<(u64, Vec<u8>)>>,
     /// After so many pieces every connection ends.
-    cut: Arc<AtomicI64>,
+    pub cut: Arc<AtomicI64>,
     /// What the standby says by the contact's connection comes later than all else.
     words_are_late: Arc<AtomicBool>,
+    /// Nothing of the guest's state goes on to the standby.
+    holds_back: Arc<AtomicBool>,
 }
 
 pub fn protect(config: ProcessConfig, way: &Way, terms: Terms, gate: Arc<dyn EpochGate>) -> Pair {
@@ -133,6 +139,8 @@ pub fn join(
     let standby = standby.expect("listening");
     let options = PrimaryOptions {
         checkpoint_delay: way.delay,
+        checkpoints_in_flight: way.in_flight,
+        checkpoint_copy: way.copy,
         terms,
         buffer_bytes: way.buffer_bytes,
         ..PrimaryOptions::default()
@@ -147,7 +155,13 @@ pub fn join(
     let pieces = Arc::clone(&cut);
     let words_are_late = Arc::<AtomicBool>::default();
     let are_late = Arc::clone(&words_are_late);
+    let holds_back = Arc::<AtomicBool>::default();
+    let is_held_back = Arc::clone(&holds_back);
     let filter = move |line, direction, _, _: &mut Vec<u8>| {
+        let is_state = line != Line::Other && direction == Direction::Forward;
+        if is_state && is_held_back.load(Ordering::SeqCst) {
+            return Verdict::Later;
+        }
         if (line, direction) == (Line::Other, Direction::Back) && are_late.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(300));
         }
@@ -162,7 +176,7 @@ pub fn join(
     }
     let at = proxy.address();
     let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))?;
-    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut, words_are_late })
+    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut, words_are_late, holds_back })
 }
 
 /// How checkpoints travel.
@@ -172,6 +186,8 @@ pub struct Way {
     pub compression: Compression,
     pub zero_pages: sterna::ZeroPageDetection,
     pub delay: Duration,
+    pub in_flight: u8,
+    pub copy: CheckpointCopy,
     pub buffer_bytes: u64,
     pub bandwidth_bytes: u64,
     pub downtime_limit: Duration,
@@ -186,6 +202,8 @@ pub const PLAIN: Way = Way {
     compression: Compression::None,
     zero_pages: sterna::ZeroPageDetection::Multifd,
     delay: Duration::from_millis(5),
+    in_flight: 1,
+    copy: CheckpointCopy::Auto,
     buffer_bytes: 64 << 20,
     bandwidth_bytes: 0,
     // On a busy host the seeding would not converge within the default.
@@ -212,7 +230,7 @@ impl Way {
 /// A guest that writes all the time, with pages of every kind.
 pub fn writer() -> ProcessConfig {
     let blocks = vec![("ram.low".into(), 12 << 20), ("ram.high".into(), 4 << 20)];
-    ProcessConfig { blocks, fill: Fill::Half(7), workers: 2, ..config() }
+    ProcessConfig { blocks, fill: Fill::Half(7), workers: 4, ..config() }
 }
 
 impl Pair {
@@ -243,12 +261,20 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
         Way { lanes: 4, zero_pages: sterna::ZeroPageDetection::Legacy, ..PLAIN },
         Way { lanes: 2, compression: Compression::Zstd, ..PLAIN },
         Way { lanes: 2, compression: Compression::Zlib, ..PLAIN },
+        Way { lanes: 8, compression: Compression::Zstd, ..PLAIN },
         // Nothing is staged: the guest stands until all is sent.
         Way { buffer_bytes: 4096, ..PLAIN },
         Way { lanes: 2, buffer_bytes: 4096, ..PLAIN },
         Way { delta: true, ..PLAIN },
         Way { delta: true, zero_pages: sterna::ZeroPageDetection::None, ..PLAIN },
         Way { delta: true, buffer_bytes: 4096, ..PLAIN },
+        Way { delay: Duration::from_millis(1), in_flight: 4, ..PLAIN },
+        Way { delay: Duration::from_millis(1), in_flight: 2, lanes: 2, ..PLAIN },
+        Way { in_flight: 4, lanes: 2, compression: Compression::Zlib, ..PLAIN },
+        Way { in_flight: 3, delta: true, ..PLAIN },
+        Way { delta: true, lanes: 3, ..PLAIN },
+        Way { delta: true, lanes: 2, buffer_bytes: 4096, ..PLAIN },
+        Way { in_flight: 3, delta: true, lanes: 2, compression: Compression::Zlib, ..PLAIN },
     ];
     for way in ways {
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -285,7 +311,7 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
 
 #[test]
 fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
-    for (lanes, delta) in [(0, false), (2, false), (0, true)] {
+    for (lanes, delta) in [(0, false), (2, false), (0, true), (2, true)] {
         let said = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&said);
         let gate =
@@ -493,11 +519,16 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
     for turn in 0..24 {
         let way = Way {
             lanes: [0, 2][turn % 2],
-            delta: turn % 4 == 0,
+            delta: turn / 3 % 2 == 0,
+            copy: CheckpointCopy::CopyOnWrite,
+            in_flight: [1, 1, 3][turn % 3],
             cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
             ..PLAIN
         };
-        let Ok(pair) = try_protect((writer(), writer()), &way, terms, Arc::new(NoOutput)) else {
+        // Writes that userfaultfd tracks cannot be held.
+        let config =
+            ProcessConfig { tracking: [Tracking::Software, Tracking::Automatic][turn % 3 / 2], ..writer() };
+        let Ok(pair) = try_protect((config.clone(), config), &way, terms, Arc::new(NoOutput)) else {
             // Nobody was greeted.
             continue;
         };

@@ -36,6 +36,8 @@ struct State {
     is_saved: bool,
     /// What it reads is of no disk.
     lies: bool,
+    /// Its section can be neither saved nor loaded.
+    is_broken: bool,
     /// Of a record that came in part.
     rest: Vec<u8>,
 }
@@ -79,6 +81,10 @@ impl Disk {
         self.0.lock().is_running = is_running;
     }
 
+    fn check(&self) -> Result<(), VmError> {
+        if self.0.lock().is_broken { Err(VmError::new("disk", "told to fail")) } else { Ok(()) }
+    }
+
     fn number(&self) -> u64 {
         self.0.lock().number
     }
@@ -100,9 +106,11 @@ impl Device for Disk {
         1
     }
     fn save(&self) -> Result<Vec<u8>, VmError> {
+        self.check()?;
         Ok(self.number().to_be_bytes().to_vec())
     }
     fn load(&self, _: u32, body: &[u8]) -> Result<(), VmError> {
+        self.check()?;
         let number = body.try_into().map_err(|_| VmError::new("disk", "not 8 bytes"))?;
         self.0.lock().number = u64::from_be_bytes(number);
         Ok(())
@@ -264,6 +272,9 @@ impl SourceVm for Extended {
         self.run_disk(true);
         self.guest.resume()
     }
+    fn may_hold_writes(&self) -> bool {
+        self.guest.may_hold_writes()
+    }
 }
 
 impl TargetVm for Extended {
@@ -335,6 +346,54 @@ fn checkpoint_whose_disk_is_none_is_not_held_and_the_one_before_is_taken_over() 
         assert!(there.number() > 0);
         assert_lives_on(&pair.there);
     }
+}
+
+#[test]
+fn device_that_cannot_be_saved_for_a_checkpoint_leaves_a_whole_guest_on_one_side() {
+    for (owner, lanes) in [("primary", 0), ("standby", 0), ("primary", 2)] {
+        let terms = Terms { lease: Duration::from_millis(600), ..TERMS };
+        let (pair, [here, there]) = protect_disk(&Way { lanes, ..PLAIN }, terms).expect("protected");
+        pair.wait_for_held(10);
+        *pair.arbiter.0.lock() = Some(owner);
+
+        here.0.lock().is_broken = true;
+
+        let outcome = pair.primary.wait();
+        let trouble = pair.primary.state().trouble.unwrap_or_default();
+        if owner == "primary" {
+            assert_eq!(outcome, primary::Outcome::Alone(primary::Because::Claim));
+            assert!(trouble.contains("disk") && trouble.contains("told to fail"), "{trouble}");
+            assert_lives_on(&pair.guest);
+        } else {
+            assert_eq!(outcome, primary::Outcome::Lost);
+            assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)));
+            there.assert_of_one_moment();
+            assert_lives_on(&pair.there);
+        }
+    }
+}
+
+#[test]
+fn device_that_cannot_be_loaded_claims_nothing_and_is_taken_over_when_it_can() {
+    let terms = Terms { lease: Duration::from_millis(600), ..TERMS };
+    let (pair, [_, there]) = protect_disk(&PLAIN, terms).expect("protected");
+    pair.wait_for_held(10);
+    there.0.lock().is_broken = true;
+    // The primary stands: it does not reach the arbiter.
+    *pair.arbiter.0.lock() = Some("standby");
+
+    pair.cut.store(0, Ordering::SeqCst);
+
+    let contact = pair.standby.contact().expect("a contact");
+    wait_for("the failure", || contact.state().state == standby::State::Unready);
+    let trouble = contact.state().trouble.unwrap_or_default();
+    assert!(trouble.contains("disk") && trouble.contains("told to fail"), "{trouble}");
+
+    there.0.lock().is_broken = false;
+    contact.retry().expect("it waits for its operator");
+    assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)));
+    there.assert_of_one_moment();
+    assert_lives_on(&pair.there);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use sterna::Address;
 
@@ -33,6 +34,8 @@ pub enum Verdict {
     Cut,
     /// Pass this piece, then nothing more this way.
     Hold,
+    /// Asked for again a little later. Meanwhile others go on.
+    Later,
 }
 
 /// Decides on each piece: which connection, which way, at which byte; may change it.
@@ -151,13 +154,19 @@ fn pump(shared: &Shared, way: Way, line: &Mutex<Option<Line>>, mut from: TcpStre
             Way::Forward => *line.lock().unwrap().get_or_insert_with(|| classify(&piece)),
             Way::Back => line.lock().unwrap().unwrap_or(Line::Other),
         };
-        let verdict = (shared.filter.lock().unwrap())(line, way, offset, &mut piece);
+        let verdict = loop {
+            let verdict = (shared.filter.lock().unwrap())(line, way, offset, &mut piece);
+            if verdict != Verdict::Later || shared.ends.load(Ordering::SeqCst) {
+                break verdict;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
         offset += count as u64;
         if to.write_all(&piece).is_err() {
             break;
         }
         match verdict {
-            Verdict::Pass => {}
+            Verdict::Pass | Verdict::Later => {}
             Verdict::Cut => {
                 shared.cut();
                 return;

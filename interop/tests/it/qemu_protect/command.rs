@@ -20,6 +20,8 @@ pub(super) struct Protect {
 
 impl Protect {
     fn start(lab: &Lab, side: &Side, arguments: &[&str]) -> Result<Self, Failure> {
+        let arbiter = arguments.iter().find_map(|argument| argument.strip_prefix("--arbiter="));
+        *side.arbiter.lock().map_err(|error| error.to_string())? = arbiter.unwrap_or("ask").to_owned();
         let socket = format!("unix:{}", lab.directory.path().join("control").display());
         let mut process = sterna()
             .args(["protect", &format!("unix:{}", lab.primary.operator_socket().display()), &side.stream()])
@@ -156,6 +158,13 @@ fn command_ends_when_qemu_is_killed_and_the_standby_takes_over() -> Result<(), F
 
 /// Both commands as they are, at one address, with checkpoints held.
 fn both(lab: &mut Lab, name: &str) -> Result<(Started, Protect), Failure> {
+    let (standby, mut protect) = started(lab, name, &[])?;
+    protect.until_protected()?;
+    lab.network.hear_more(20)?;
+    Ok((standby, protect))
+}
+
+fn started(lab: &Lab, name: &str, more: &[&str]) -> Result<(Started, Protect), Failure> {
     let at = |what: &str| lab.directory.path().join(format!("{what}{name}")).display().to_string();
     let claims = lab.directory.path().join("claims");
     std::fs::create_dir_all(&claims).map_err(|error| error.to_string())?;
@@ -170,13 +179,10 @@ fn both(lab: &mut Lab, name: &str) -> Result<(Started, Protect), Failure> {
     let (qemu, socket) = (lab.primary.operator_socket().display().to_string(), format!("unix:{socket}"));
     let mut protect = sterna();
     protect.args(["protect", &qemu, &socket, &arbiter, "--channels=2", "--lease=3s", "--json"]);
-    protect.arg(format!("--qmp=unix:{}", at("control")));
+    protect.arg(format!("--qmp=unix:{}", at("control"))).args(more);
     let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
     let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
-    let mut protect = Protect { process, lines, socket: at("control") };
-    protect.until_protected()?;
-    lab.network.hear_more(20)?;
-    Ok((standby, protect))
+    Ok((standby, Protect { process, lines, socket: at("control") }))
 }
 
 #[test]
@@ -210,6 +216,189 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
             Lab::talks_on(&root, &at("image"), heard)?;
         }
     }
+    Ok(())
+}
+
+/// What an operator does just before QEMU is struck.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Under {
+    /// Nothing: checkpoints follow each other, and it is struck after so many milliseconds, in or between them.
+    Checkpoints(u64),
+    Unprotect,
+    Planned,
+}
+
+#[test]
+fn qemu_that_is_killed_in_any_state_is_taken_over_from_all_that_was_heard_or_not_at_all()
+-> Result<(), Failure> {
+    let test = "qemu_that_is_killed_in_any_state_is_taken_over_from_all_that_was_heard_or_not_at_all";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let moments = [0, 3, 8, 23, 41].map(Under::Checkpoints);
+    for under in moments.into_iter().chain([Under::Unprotect, Under::Planned]) {
+        let mut lab = Lab::talking(&root)?;
+        let (mut standby, mut protect) = both(&mut lab, "struck")?;
+        let at = |what: &str| lab.directory.path().join(format!("{what}struck"));
+        let order = match under {
+            Under::Checkpoints(moment) => {
+                std::thread::sleep(std::time::Duration::from_millis(moment));
+                None
+            }
+            Under::Unprotect => Some(vec!["unprotect".to_owned(), protect.socket.clone()]),
+            Under::Planned => {
+                Some(vec!["takeover".to_owned(), at("standby").display().to_string(), "--planned".to_owned()])
+            }
+        };
+        let order = order.map(|arguments| {
+            sterna().args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(Started)
+        });
+        let _order = order.transpose().map_err(|error| error.to_string())?;
+
+        lab.primary.kill();
+
+        let status = protect.end()?;
+        let ended = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+        lab.network.hear_out()?;
+        let heard = lab.network.last;
+        match ended.success() {
+            true => {
+                let held = number_in(&at("image"))?;
+                assert!(held >= heard, "{under:?}: {held} is held, {heard} was heard");
+            }
+            // The protection had ended by word before QEMU was killed.
+            false => assert!(under == Under::Unprotect && ended.code() == Some(6), "{under:?}: {ended}"),
+        }
+        assert_eq!(at("image").exists(), ended.success(), "{under:?}: {status}");
+    }
+    Ok(())
+}
+
+#[test]
+fn qemu_that_is_killed_in_the_seeding_leaves_nothing_behind() -> Result<(), Failure> {
+    let test = "qemu_that_is_killed_in_the_seeding_leaves_nothing_behind";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    // A page now and then: it lasts until it is killed.
+    let (mut standby, mut protect) = started(&lab, "seeding", &["--set=max-bandwidth=4096"])?;
+    protect.line(|line| line["state"] == "seeding" && line["stream_bytes"].as_u64() > Some(0))?;
+
+    lab.primary.kill();
+
+    assert_eq!(protect.end()?.code(), Some(1));
+    let ended = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+    assert_eq!(ended.code(), Some(1));
+    assert!(!lab.directory.path().join("imageseeding").exists());
+    Ok(())
+}
+
+#[test]
+fn stopped_qemu_says_nothing_when_it_wakes_after_its_guest_was_taken_over() -> Result<(), Failure> {
+    let test = "stopped_qemu_says_nothing_when_it_wakes_after_its_guest_was_taken_over";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    for moment in [0, 7, 30] {
+        let mut lab = Lab::talking(&root)?;
+        let (mut standby, mut protect) = both(&mut lab, "stopped")?;
+        let at = |what: &str| lab.directory.path().join(format!("{what}stopped"));
+        std::thread::sleep(std::time::Duration::from_millis(moment));
+        signal(&lab, rustix::process::Signal::STOP)?;
+
+        // Its guard lives, and so does the lease: an operator decides.
+        sterna_does(&["takeover", &at("standby").display().to_string()])?;
+
+        let ended = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+        assert!(ended.success(), "{ended}");
+        lab.network.hear_out()?;
+        let heard = lab.network.last;
+        let held = number_in(&at("image"))?;
+        assert!(held >= heard, "{held} is held, {heard} was heard");
+        signal(&lab, rustix::process::Signal::CONT)?;
+        assert_eq!(protect.end()?.code(), Some(6));
+        lab.network.hear_out()?;
+        assert_eq!(lab.network.last, heard, "it spoke when it woke");
+        wait("QEMU's end", || lab.primary.ended())?;
+    }
+    Ok(())
+}
+
+fn signal(lab: &Lab, signal: rustix::process::Signal) -> Result<(), Failure> {
+    let id = rustix::process::Pid::from_raw(lab.primary.pid().cast_signed()).ok_or("no process")?;
+    rustix::process::kill_process(id, signal).map_err(|error| error.to_string())
+}
+
+#[test]
+fn planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected() -> Result<(), Failure>
+{
+    let test = "planned_takeover_of_a_qemu_without_an_arbiter_fails_and_the_guest_goes_on_protected";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let (mut standby, mut protect) = both(&mut lab, "planned")?;
+    let at = |what: &str| lab.directory.path().join(what);
+    let rename = |from: &str, to: &str| std::fs::rename(at(from), at(to)).map_err(|error| error.to_string());
+    let monitor = at("standbyplanned").display().to_string();
+    rename("claims", "away")?;
+
+    let refused = sterna_does(&["takeover", &monitor, "--planned"]).unwrap_err();
+    assert!(refused.contains("the arbiter cannot be asked now"), "{refused}");
+    let mut control = sterna_qmp::drive::Vm::connect(&sterna_qmp::Endpoint::Unix(at("controlplanned")))
+        .map_err(|error| error.to_string())?;
+    let refused = control.execute("x-sterna-takeover", Value::Null).unwrap_err().to_string();
+    assert!(refused.contains("the arbiter cannot be asked now"), "{refused}");
+    protect.line(|line| line["state"] == "protected")?;
+    lab.network.hear_more(20)?;
+
+    rename("away", "claims")?;
+    sterna_does(&["takeover", &monitor, "--planned"])?;
+    assert_eq!(protect.end()?.code(), Some(0));
+    let status = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+    assert!(status.success(), "{status}");
+    wait("QEMU's end", || lab.primary.ended()).map(drop)
+}
+
+#[test]
+fn qemu_whose_standby_asks_another_arbiter_is_left_as_it_was() -> Result<(), Failure> {
+    let test = "qemu_whose_standby_asks_another_arbiter_is_left_as_it_was";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    let at = |what: &str| lab.directory.path().join(what).display().to_string();
+    for name in ["here", "there"] {
+        std::fs::create_dir(at(name)).map_err(|error| error.to_string())?;
+    }
+    let [here, there] = ["here", "there"].map(|name| format!("file:{}", at(name)));
+    let mut standby = sterna();
+    standby.args(["standby", &format!("listen:unix:{}", at("standby")), "--image", &at("image")]);
+    standby.args(["--arbiter", &there, "--fence=/bin/true"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut standby = Started(standby.spawn().map_err(|error| error.to_string())?);
+    let socket = at("standby");
+    wait("the standby's socket", || {
+        sterna_interop::is_listening(std::path::Path::new(&socket)).then_some(())
+    })?;
+
+    let qemu = lab.primary.operator_socket().display().to_string();
+    let refused =
+        sterna_does(&["protect", &qemu, &format!("unix:{socket}"), "--arbiter", &here]).unwrap_err();
+
+    let named = format!("the primary's arbiter is {here}, and the standby's {there}");
+    assert!(refused.contains(&named) && refused.contains("do not share it"), "{refused}");
+    assert_eq!(settings(&mut lab.primary)?, before);
+    lab.network.hear_more(10)?;
+    // It waits for the next one, who asks the same arbiter.
+    assert!(standby.0.try_wait().map_err(|error| error.to_string())?.is_none());
+    let mut protect = sterna();
+    protect.args([
+        "protect",
+        &qemu,
+        &format!("unix:{socket}"),
+        "--arbiter",
+        &there,
+        "--lease=600s",
+        "--json",
+    ]);
+    let mut process = protect.stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+    let lines = process.stdout.take().map(BufReader::new).ok_or("no output")?;
+    let mut protect = Protect { process, lines, socket: String::new() };
+    protect.until_protected()?;
+    protect.signal()?;
+    assert_eq!(protect.end()?.code(), Some(0));
     Ok(())
 }
 

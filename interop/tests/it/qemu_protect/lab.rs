@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use sterna::opaque::ImagePlan;
 use sterna::replica::machines::Ruling;
 use sterna::replica::{
-    Claims, OperatorsWord, Protection, Secret, Standby, StandbyContact, StandbyGuest, StandbyOptions, Terms,
+    ArbiterIdentity, ArbiterStore, Claims, OperatorsWord, Protection, Secret, Standby, StandbyContact,
+    StandbyGuest, StandbyOptions, Terms,
 };
 use sterna::{Address, Capabilities, Parameters, VmError};
+use sterna_arbiter::{Generation, GuestName, Identity, Spec};
 use sterna_image::{Image, MappedOptions};
 use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{Builder, Failure, Guest, NUMBER_ADDRESS, NUMBER_IN_FRAME, Qemu, Root};
@@ -249,11 +251,40 @@ pub(super) struct Side {
     channels: u8,
     /// Of the primary.
     tls: Option<Tls>,
+    /// The arbiter that both sides ask, as on a command line; empty: one that says nothing of itself.
+    pub(super) arbiter: Arc<Mutex<String>>,
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
         self.wire.cut();
+    }
+}
+
+/// Wins every claim, and says that it asks the arbiter of that text.
+struct Wins {
+    arbiter: String,
+    protection: Protection,
+}
+
+impl Claims for Wins {
+    fn claim(&self) -> Result<Ruling, String> {
+        Ok(Ruling::Won)
+    }
+
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        if self.arbiter.is_empty() {
+            return Ok(ArbiterIdentity::default());
+        }
+        let spec: Spec = self.arbiter.parse().map_err(|error| format!("{error}"))?;
+        let opened = spec.open(PATIENCE).map_err(|error| error.to_string())?;
+        let Protection { id, generation } = self.protection;
+        let found = opened.arbiter.identity(&GuestName::of_id(id), Generation::new(generation));
+        let store = match found.map_err(|error| error.to_string())? {
+            Identity::Is(token) => ArbiterStore::Token(token),
+            _ => ArbiterStore::Nothing,
+        };
+        Ok(ArbiterIdentity { name: self.arbiter.clone(), store })
     }
 }
 
@@ -337,6 +368,7 @@ impl Lab {
             generation: count,
             channels,
             tls: client,
+            arbiter: Arc::default(),
         };
         side.greet(&path("greets"), tls)?;
         Ok(side)
@@ -368,7 +400,7 @@ impl Side {
         let listener = UnixListener::bind(at).map_err(|error| error.to_string())?;
         let (asked, contact, tells) =
             (Arc::clone(&self.asked), Arc::clone(&self.contact), Arc::clone(&self.tells));
-        let (standby, wire) = (self.standby.clone(), self.wire.clone());
+        let (standby, wire, arbiter) = (self.standby.clone(), self.wire.clone(), Arc::clone(&self.arbiter));
         std::thread::spawn(move || {
             let Ok((socket, _)) = listener.accept() else { return };
             let Ok(channel) = Channel::from_fd(socket.into()) else { return };
@@ -378,7 +410,9 @@ impl Side {
                     return;
                 }
             }
-            let claims = |_: Protection| Arc::new(|| Ok(Ruling::Won)) as Arc<dyn Claims>;
+            let claims = |protection: Protection| {
+                Arc::new(Wins { arbiter: arbiter.lock().unwrap().clone(), protection }) as Arc<dyn Claims>
+            };
             let Ok(greeted) = StandbyContact::begin(&Arc::new(channel), &secret(), asked, claims) else {
                 return;
             };

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna::replica::{Protection, Secret};
+use sterna_arbiter::{Generation, GuestName, Identity, Spec};
 use sterna_interop::Failure;
 use sterna_wire::extension::ChannelBinding;
-use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{ArbiterIdentity, ArbiterStore, Hello, Message, Role, Session, Terms, Welcome};
 
 /// The lease that a host has which is busy with other tests.
 pub const LEASE: Duration = Duration::from_secs(4);
@@ -28,7 +29,13 @@ pub struct Heart {
 
 impl Heart {
     /// Greets the standby at `path`, and beats.
-    pub fn begin(path: &Path, protection: Protection, secret: &Secret) -> Result<Self, Failure> {
+    /// It asks the arbiter of that text.
+    pub fn begin(
+        path: &Path,
+        protection: Protection,
+        secret: &Secret,
+        arbiter: &str,
+    ) -> Result<Self, Failure> {
         let failed = |error: std::io::Error| format!("the contact: {error}");
         let mut socket = UnixStream::connect(path).map_err(failed)?;
         let terms = Terms {
@@ -47,7 +54,8 @@ impl Heart {
         socket.read_exact(&mut answer).map_err(failed)?;
         let (welcome, _) =
             Welcome::decode(&answer).map_err(|error| error.to_string())?.ok_or("a short welcome")?;
-        let session = Session::new(Role::Primary, secret, &hello, &welcome, &binding);
+        let mut session = Session::new(Role::Primary, secret, &hello, &welcome, &binding);
+        compare_arbiters(&mut socket, &mut session, protection, arbiter)?;
         let (is_frozen, gives) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let words = Arc::<Mutex<Vec<Message>>>::default();
         let beats = std::thread::spawn({
@@ -103,6 +111,39 @@ impl Heart {
     pub fn freeze(&self) {
         self.is_frozen.store(true, Ordering::SeqCst);
     }
+}
+
+/// Says which arbiter it asks, and hears the standby's word.
+fn compare_arbiters(
+    socket: &mut UnixStream,
+    session: &mut Session,
+    protection: Protection,
+    arbiter: &str,
+) -> Result<(), Failure> {
+    let spec: Spec = arbiter.parse().map_err(|error| format!("{error}"))?;
+    let opened = spec.open(Duration::from_secs(10)).map_err(|error| error.to_string())?;
+    let (guest, generation) = (GuestName::of_id(protection.id), Generation::new(protection.generation));
+    let store = match opened.arbiter.identity(&guest, generation).map_err(|error| error.to_string())? {
+        Identity::Is(token) => ArbiterStore::Token(token),
+        _ => ArbiterStore::Nothing,
+    };
+    let ours = ArbiterIdentity { name: arbiter.to_owned(), store };
+    let failed = |error: std::io::Error| format!("the arbiters: {error}");
+    let mut bytes = Vec::new();
+    session.seal_arbiter(&ours, &mut bytes).map_err(|error| error.to_string())?;
+    socket.write_all(&bytes).map_err(failed)?;
+    let mut head = [0; ArbiterIdentity::HEAD_BYTES];
+    socket.read_exact(&mut head).map_err(failed)?;
+    let mut bytes = head.to_vec();
+    let rest = ArbiterIdentity::rest_bytes(head).map_err(|error| error.to_string())?;
+    bytes.resize(head.len() + rest, 0);
+    socket.read_exact(&mut bytes[head.len()..]).map_err(failed)?;
+    let read = session.open_arbiter(&bytes).map_err(|error| error.to_string())?;
+    let (theirs, _) = read.ok_or("a short word of the arbiter")?;
+    if !ours.is_same(&theirs) {
+        return Err(format!("two arbiters: {ours:?} and {theirs:?}"));
+    }
+    Ok(())
 }
 
 impl Drop for Heart {

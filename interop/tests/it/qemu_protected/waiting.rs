@@ -119,6 +119,16 @@ fn waiting_qemu_has_ram_and_devices_of_the_last_checkpoint_and_goes_on() -> Resu
     Ok(())
 }
 
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < sterna_interop::qemu::PATIENCE {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+    }
+    Err(format!("{what} did not come"))
+}
+
 fn taken_over(root: &Root, machine: &str) -> Result<(), Failure> {
     let builder = Qemu::builder(root).machine(machine).memory_mib(32).ram(Ram::File).guest(Guest::Boot);
     // Its clock is saved with the guest, and does not go by the host's.
@@ -157,11 +167,17 @@ fn taken_over(root: &Root, machine: &str) -> Result<(), Failure> {
     watched.vm.launch().map_err(|error| error.to_string())?;
     primary.wait_for_ticks(2)?;
     primary.parameters(json!({ "x-checkpoint-delay": 600_000 }))?;
-    std::thread::sleep(Duration::from_millis(300));
-    primary.stop()?;
-    *watched.ram.lock() =
-        std::fs::read(primary.directory().join("ram")).map_err(|error| error.to_string())?;
-    let number = standby.statistics().checkpoints;
+    // The end of a checkpoint that is under way starts the guest again: it is stopped until none is.
+    let (ram, number) = wait_for("a guest that stands", || {
+        primary.stop()?;
+        let file = primary.directory().join("ram");
+        let look = || std::fs::read(&file).map_err(|error| error.to_string());
+        let (before, number) = (look()?, standby.statistics().checkpoints);
+        std::thread::sleep(Duration::from_millis(300));
+        let stands = primary.status()? == "paused" && standby.statistics().checkpoints == number;
+        Ok((stands && look()? == before).then_some((before, number)))
+    })?;
+    *watched.ram.lock() = ram;
     primary.parameters(json!({ "x-checkpoint-delay": 600_001 }))?;
     wait("the last checkpoint", || standby.statistics().checkpoints > number)?;
     primary.kill();

@@ -67,6 +67,11 @@ impl Control {
         }
     }
 
+    /// Whether it has ended with the guest here.
+    fn runs_here(&self) -> bool {
+        matches!(&*self.end.lock(), Some(Ok(end)) if end.runs_here)
+    }
+
     fn decide(&self, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
         let won = match arguments.get("guest").and_then(Value::as_str) {
             Some("source") => true,
@@ -116,7 +121,13 @@ impl Handler for Control {
             }
             "x-sterna-takeover" => {
                 self.session.hand_over().map_err(refused)?;
-                self.wait()
+                let end = self.wait()?;
+                if self.runs_here() {
+                    return Err(QmpError::generic(
+                        "the standby has not taken the guest over: it runs on here, unprotected; see the standby's log, and protect it anew",
+                    ));
+                }
+                Ok(end)
             }
             "x-sterna-decide" => self.decide(arguments),
             other => Err(QmpError::command_not_found(format!("The command {other} has not been found"))),

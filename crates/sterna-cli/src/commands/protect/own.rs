@@ -61,9 +61,13 @@ fn set(arguments: &Arguments, monitor: &mut Monitor) -> Result<(), Stop> {
     if arguments.channels.is_some() {
         capabilities.push("multifd".to_owned());
     }
+    if arguments.checkpoints.delta.is_some() {
+        capabilities.push("xbzrle".to_owned());
+    }
     monitor.switch_on(&capabilities)?;
     let mut parameters = monitor.parameters(&arguments.set)?;
     parameters.insert("x-checkpoint-delay".to_owned(), arguments.checkpoint_delay.into());
+    parameters.extend(arguments.checkpoints.parameters());
     if let Some(channels) = arguments.channels {
         parameters.insert("multifd-channels".to_owned(), channels.into());
     }

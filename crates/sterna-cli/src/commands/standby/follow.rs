@@ -223,6 +223,12 @@ fn discarded(because: Because, report: &StandbyReport) -> Stop {
             "the primary has ended the protection and has the guest; everything that was held is discarded"
                 .to_owned(),
         ),
+        Because::ArbiterOutOfReach => (
+            Status::Discarded,
+            "the primary had given its guest, and the arbiter could not be asked: nothing was claimed, the primary goes on with \
+             the guest, and everything that was held is discarded: protect it again when the arbiter is there"
+                .to_owned(),
+        ),
         Because::NothingHeld => {
             (Status::Failed, format!("{why}; no checkpoint was held, and the primary has its guest"))
         }

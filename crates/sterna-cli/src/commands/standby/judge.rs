@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use sterna::replica::{Claims, ContactRules, Protection, Secret};
-use sterna_arbiter::{Claim, CommandLine, DEFAULT_LIMIT, Fence, Identity, Opened, Role, Spec};
+use sterna::replica::machines::Ruling;
+use sterna::replica::{ArbiterIdentity, ArbiterStore, Claims, ContactRules, Protection, Secret};
+use sterna_arbiter::{Claim, CommandLine, DEFAULT_LIMIT, Fence, Opened, Role, Spec};
 
 use super::Arguments;
 use crate::exit::Stop;
@@ -18,7 +19,7 @@ pub struct Judge {
     fence: Option<Fence>,
     /// The operator has said that the primary's guest does not run.
     is_vouched: AtomicBool,
-    /// Which arbiter it is, once it was asked.
+    /// What was found at the arbiter, once it was asked.
     identity: Mutex<Option<String>>,
 }
 
@@ -52,20 +53,8 @@ impl Judge {
     }
 
     fn claims(self: &Arc<Self>, protection: Protection) -> Arc<dyn Claims> {
-        // Not before it is needed: it may take as long as a claim.
-        let looking = Arc::clone(self);
-        let look = move || {
-            let claim = claim(protection);
-            let found = looking.opened.arbiter.identity(&claim.guest, claim.generation);
-            *looking.identity.lock() = Some(match found {
-                Ok(Identity::Is(text)) => text,
-                Ok(_) => "unknown".to_owned(),
-                Err(error) => format!("out of reach: {error}"),
-            });
-        };
-        // Only a line of the output depends on it.
-        let _ = std::thread::Builder::new().name("arbiter's identity".to_owned()).spawn(look);
-        claims::claims(&self.opened.arbiter, Role::Standby, protection)
+        let claims = claims::claims(&self.spec, &self.opened.arbiter, Role::Standby, protection);
+        Arc::new(NotedClaims { claims, judge: Arc::clone(self) })
     }
 
     fn run_fence(&self, protection: Protection) -> Result<(), String> {
@@ -78,7 +67,7 @@ impl Judge {
         }
     }
 
-    /// The arbiter, and which one it is.
+    /// The arbiter, and what was found there.
     pub fn arbiter(&self) -> (String, Option<String>) {
         (self.spec.clone(), self.identity.lock().clone())
     }
@@ -107,4 +96,30 @@ impl Judge {
 /// This side's claim.
 fn claim(protection: Protection) -> Claim {
     claims::claim(Role::Standby, protection)
+}
+
+/// Notes what was found at the arbiter.
+struct NotedClaims {
+    claims: Arc<dyn Claims>,
+    judge: Arc<Judge>,
+}
+
+impl Claims for NotedClaims {
+    fn claim(&self) -> Result<Ruling, String> {
+        self.claims.claim()
+    }
+
+    fn look(&self) -> Result<(), String> {
+        self.claims.look()
+    }
+
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        let found = self.claims.arbiter();
+        *self.judge.identity.lock() = Some(match &found {
+            Ok(ArbiterIdentity { store: ArbiterStore::Token(token), .. }) => token.clone(),
+            Ok(_) => "unknown".to_owned(),
+            Err(error) => format!("out of reach: {error}"),
+        });
+        found
+    }
 }

@@ -90,12 +90,15 @@ impl Primary {
             }
             (S::Ending, E::Unprotect) => IGNORE,
             (state, E::Unprotect) => Err(Refusal::CannotUnprotect { state }),
-            (S::Protected, E::HandOver | E::HandOverRequested(_)) if self.held > 0 => {
+            // Before the guest is stopped for it: without an arbiter it would stand on both sides.
+            (S::Protected, E::HandOver { is_arbiter_in_reach: false }) => Err(Refusal::ArbiterOutOfReach),
+            // A standby that asks for it has looked itself.
+            (S::Protected, E::HandOver { .. } | E::HandOverRequested(_)) if self.held > 0 => {
                 self.state = S::HandingOver;
                 Ok(vec![A::TakeLastCheckpoint])
             }
-            (S::HandingOver | S::Given, E::HandOver) => IGNORE,
-            (state, E::HandOver) => Err(Refusal::CannotHandOver { state }),
+            (S::HandingOver | S::Given, E::HandOver { .. }) => IGNORE,
+            (state, E::HandOver { .. }) => Err(Refusal::CannotHandOver { state }),
             // The standby cannot know where this side stands.
             (_, E::HandOverRequested(_)) => IGNORE,
 

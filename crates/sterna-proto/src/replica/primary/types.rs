@@ -100,8 +100,12 @@ pub enum Event {
     ArbiterOutOfReach,
     /// The operator wants the protection to end, with the guest here.
     Unprotect,
-    /// The operator wants a planned takeover.
-    HandOver,
+    /// The operator wants a planned takeover. Asked first, while the guest
+    /// runs: whether this side can ask the arbiter, now.
+    HandOver {
+        /// It can be asked.
+        is_arbiter_in_reach: bool,
+    },
     /// Time has passed; due at [`super::Primary::deadline`].
     Tick,
 }
@@ -205,6 +209,12 @@ pub enum Refusal {
         /// Where the primary stands.
         state: State,
     },
+    /// A planned takeover ends in a claim.
+    #[error(
+        "the arbiter cannot be asked now, and a planned takeover ends in a claim: nothing was claimed, and the guest goes \
+         on, protected. See that this side reaches its arbiter, then hand over again"
+    )]
+    ArbiterOutOfReach,
     /// The protection is over or about to end.
     #[error(
         "the protection cannot be ended in state {state:?}: it is over, or the standby may have the guest already"

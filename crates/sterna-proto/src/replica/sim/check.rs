@@ -108,7 +108,8 @@ impl World<'_> {
             || (!standby.is_alive && self.arbiter == Some(Side::Standby))
     }
 
-    /// A planned takeover that nothing disturbs loses nothing.
+    /// A planned takeover that nothing disturbs loses nothing. If there is no
+    /// arbiter, it does not begin, or is taken back.
     fn check_planned(&mut self) {
         let is_planned = |fault: &Fault| {
             let Fault::At { blow, .. } = fault else { return false };
@@ -116,6 +117,14 @@ impl World<'_> {
         };
         let is_quiet =
             !self.phase.is_slow && !self.phase.is_loaded && self.phase.faults.iter().all(is_planned);
+        if is_quiet && self.phase.is_without_arbiter == [true; 2] {
+            self.coverage.quiet_refusals += u64::from(self.phase.faults.iter().any(is_planned));
+            if !self.primary.guest.runs() {
+                self.violate(
+                    "invariant: a planned takeover without an arbiter has stopped the guest for good",
+                );
+            }
+        }
         if self.primary.outcome != Some(primary::Outcome::HandedOver) || !is_quiet {
             return;
         }

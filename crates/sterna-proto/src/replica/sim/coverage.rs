@@ -16,6 +16,8 @@ pub struct Coverage {
     pub events: u64,
     /// Planned takeovers that nothing disturbed.
     pub quiet_handovers: u64,
+    /// Wishes for a planned takeover that nothing disturbed, and for which no arbiter was in reach.
+    pub quiet_refusals: u64,
 }
 
 impl Coverage {
@@ -44,8 +46,8 @@ impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} schedules, {} events, {} planned takeovers in quiet",
-            self.schedules, self.events, self.quiet_handovers
+            "{} schedules, {} events, {} planned takeovers in quiet, {} without an arbiter",
+            self.schedules, self.events, self.quiet_handovers, self.quiet_refusals
         )?;
         for (place, visits) in &self.visits {
             writeln!(f, "{place:?}: entered {visits}, struck {}", self.blows(*place))?;

@@ -17,7 +17,8 @@
 //! 5. Nothing is said twice by the primary.
 //!
 //! And at the end: one side has the guest or waits for something that the
-//! schedule names; a planned takeover without faults has lost nothing.
+//! schedule names; a planned takeover without faults has lost nothing; one for which no
+//! arbiter is in reach leaves the guest where it runs.
 
 mod check;
 mod coverage;

@@ -31,11 +31,14 @@ pub enum Planted {
     AnswersWhileClaiming,
     /// The primary's guest runs on when the lease is over.
     RunsOnWithoutLease,
+    /// A planned takeover begins without a look at whether the arbiter is in
+    /// reach.
+    HandsOverUnasked,
 }
 
 impl Planted {
     /// Every bug.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::HeldBeforeWhole,
         Self::ReleaseOnSent,
         Self::LeaseFromReceipt,
@@ -49,5 +52,6 @@ impl Planted {
         Self::ResumedBeforeProtected,
         Self::AnswersWhileClaiming,
         Self::RunsOnWithoutLease,
+        Self::HandsOverUnasked,
     ];
 }

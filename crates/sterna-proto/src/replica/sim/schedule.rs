@@ -143,14 +143,15 @@ impl Phase {
         // Ten thousandths is what the terms allow between the two.
         let mut rate = || rng.below(10_001) as i64 - 5_000;
         let rates = [rate(), rate()];
+        let is_without_any = rng.percent(3);
         Self {
             is_qemu: rng.percent(25),
-            in_flight: 1 + rng.below(4),
+            in_flight: 1 + rng.below(5),
             interval: rng.pick(&[10_000, 50_000, 200_000, 600_000]),
             is_slow: rng.percent(20),
             is_loaded: rng.percent(20),
             rates,
-            is_without_arbiter: [rng.percent(4), rng.percent(4)],
+            is_without_arbiter: [(); 2].map(|()| rng.percent(4) || is_without_any),
             faults: draw_faults(rng),
         }
     }

@@ -101,7 +101,9 @@ impl World<'_> {
             _ => {}
         }
         self.standby_feeds(match (effect, is_done) {
-            (Effect::Prepare, true) => Event::Prepared,
+            (Effect::Prepare, true) => {
+                Event::Prepared { is_arbiter_in_reach: self.finds_arbiter(Side::Standby) }
+            }
             (Effect::Prepare, false) => Event::PrepareFailed,
             (Effect::Fence, true) => Event::Fenced,
             (Effect::Fence, false) => Event::FenceFailed,

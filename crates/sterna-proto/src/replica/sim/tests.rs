@@ -30,6 +30,7 @@ fn protection_under_random_faults_keeps_invariants() {
     let blind: Vec<_> = places.filter(|place| coverage.blows(*place) < 50).collect();
     assert!(blind.is_empty(), "hardly struck: {blind:?}\n{coverage}");
     assert!(coverage.quiet_handovers > 100, "{coverage}");
+    assert!(coverage.quiet_refusals > 100, "{coverage}");
 }
 
 #[test]

@@ -243,12 +243,19 @@ impl<'a> World<'a> {
         self.push(delay, Item::ClaimArrives(side));
     }
 
+    /// Whether the side reaches the arbiter, now.
+    fn is_arbiter_in_reach(&self, side: Side) -> bool {
+        !self.phase.is_without_arbiter[side as usize] && self.now >= self.blocked_until[side as usize]
+    }
+
+    /// What a side finds that looks, before a planned takeover.
+    pub(super) fn finds_arbiter(&self, side: Side) -> bool {
+        self.is_arbiter_in_reach(side) || self.is_planted(Planted::HandsOverUnasked)
+    }
+
     /// The request takes effect here, though its answer may be lost.
     fn claim_arrives(&mut self, side: Side) {
-        let index = side as usize;
-        let is_blocked =
-            |world: &Self| world.phase.is_without_arbiter[index] || world.now < world.blocked_until[index];
-        if is_blocked(self) {
+        if !self.is_arbiter_in_reach(side) {
             return self.push(SECOND / 2, Item::ClaimAnswered(side, None));
         }
         let owner = *self.arbiter.get_or_insert(side);
@@ -324,9 +331,13 @@ impl<'a> World<'a> {
                 self.push(0, Item::Stray(Protection { id: *b"another-session!", ..ours }, 40));
             }
             Blow::Unprotect => self.primary_feeds(primary::Event::Unprotect),
-            Blow::HandOver => self.primary_feeds(primary::Event::HandOver),
+            Blow::HandOver => {
+                let is_arbiter_in_reach = self.finds_arbiter(Side::Primary);
+                self.primary_feeds(primary::Event::HandOver { is_arbiter_in_reach });
+            }
             Blow::TakeOver { is_planned } => {
-                self.standby_feeds(standby::Event::TakeOver { is_planned });
+                let is_arbiter_in_reach = self.finds_arbiter(Side::Standby);
+                self.standby_feeds(standby::Event::TakeOver { is_planned, is_arbiter_in_reach });
             }
             _ => {}
         }

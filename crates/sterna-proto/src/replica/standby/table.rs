@@ -72,15 +72,25 @@ impl Standby {
 
             // The operator's takeover.
             (S::Seeding, E::TakeOver { .. }) => Err(Refusal::NothingHeld),
-            (S::Following, E::TakeOver { is_planned: true }) if !self.is_in_contact => {
+            (S::Following, E::TakeOver { is_planned: true, .. }) if !self.is_in_contact => {
                 Err(Refusal::NoContact)
             }
-            (S::Following, E::TakeOver { is_planned: true }) => Ok(vec![A::SendHandOver]),
-            (S::Following, E::TakeOver { is_planned: false }) => Ok(self.lose_contact()),
+            // Before the primary stops its guest for it: without an arbiter it would stand on both sides.
+            (S::Following, E::TakeOver { is_planned: true, is_arbiter_in_reach: false }) => {
+                Err(Refusal::ArbiterOutOfReach)
+            }
+            (S::Following, E::TakeOver { is_planned: true, .. }) => Ok(vec![A::SendHandOver]),
+            (S::Following, E::TakeOver { is_planned: false, .. }) => Ok(self.lose_contact()),
             (state, E::TakeOver { .. }) => Err(Refusal::TakeoverUnderWay { state }),
 
             // The takeover.
-            (S::Preparing, E::Prepared) => Ok(self.ask()),
+            // Nothing was claimed, and the primary waits for word: its guest goes on there.
+            (S::Preparing, E::Prepared { is_arbiter_in_reach: false })
+                if self.is_given && self.is_in_contact =>
+            {
+                Ok(self.say_never(Because::ArbiterOutOfReach))
+            }
+            (S::Preparing, E::Prepared { .. }) => Ok(self.ask()),
             // The primary is in contact and has its guest: it goes on there.
             (S::Preparing, E::PrepareFailed) if self.is_given && self.is_in_contact => {
                 Ok(self.say_never(Because::LocalFailure))
@@ -142,10 +152,12 @@ impl Standby {
         if number != expected {
             return Err(Refusal::CheckpointOutOfOrder { held: number, expected });
         }
-        self.held = number;
-        self.state = S::Following;
-        // No heartbeat is echoed that was not echoed before: the primary's lease grows no longer by it.
-        self.last_echo.get_or_insert(now);
+        // The primary's lease began when it took the first one, however long the last echo is ago by then. A later one does not
+        // extend it: no heartbeat is echoed that was not echoed before.
+        if self.state == S::Seeding {
+            self.last_echo = Some(now);
+        }
+        (self.held, self.state) = (number, S::Following);
         // Without contact it is kept all the same: it is the newest state.
         if self.is_in_contact {
             return Ok(vec![self.answer()]);

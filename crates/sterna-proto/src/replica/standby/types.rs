@@ -83,7 +83,11 @@ pub enum Event {
     /// Something of ours failed, and no further checkpoint can be held.
     LocalFailure,
     /// [`Action::Prepare`] ended.
-    Prepared,
+    Prepared {
+        /// Whether the arbiter can be asked, now. It matters if the primary
+        /// has given its guest: nothing was claimed yet.
+        is_arbiter_in_reach: bool,
+    },
     /// [`Action::Prepare`] failed.
     PrepareFailed,
     /// [`Action::Claim`] ended.
@@ -103,6 +107,8 @@ pub enum Event {
         /// The primary makes a last checkpoint first. Otherwise contact is
         /// given up, and the claim decides.
         is_planned: bool,
+        /// Whether this side can ask the arbiter, now.
+        is_arbiter_in_reach: bool,
     },
     /// The operator wants the failed step again, in [`State::Unready`],
     /// [`State::Unfenced`] and [`State::Held`].
@@ -165,6 +171,8 @@ pub enum Because {
     LocalFailure,
     /// The arbiter gave the claim to the primary.
     ClaimLost,
+    /// The primary had given its guest, and the arbiter could not be asked.
+    ArbiterOutOfReach,
 }
 
 /// Why an event was refused; the machine did not change.
@@ -191,6 +199,12 @@ pub enum Refusal {
         "a planned takeover needs the primary, and there is no contact with it; take over without `--planned`"
     )]
     NoContact,
+    /// A planned takeover ends in a claim.
+    #[error(
+        "the arbiter cannot be asked now, and a planned takeover ends in a claim: nothing was claimed, and the guest goes \
+         on at the primary, protected. See that this side reaches its arbiter, then take over again"
+    )]
+    ArbiterOutOfReach,
     /// A takeover is under way or over.
     #[error("a takeover is under way or over already; the state is {state:?}")]
     TakeoverUnderWay {

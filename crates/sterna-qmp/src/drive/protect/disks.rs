@@ -214,12 +214,73 @@ impl Disks {
         Ok(self.disks.iter().map(find).collect())
     }
 
+    /// Whether QEMU still writes each of them at the standby, too: an operator can take a child out of its quorum, and nobody is told.
+    ///
+    /// # Errors
+    /// It does not, or the monitor's.
+    pub(super) fn check(&self, monitor: &Monitor) -> Result<(), DriveError> {
+        if self.disks.is_empty() {
+            return Ok(());
+        }
+        let nodes = monitor.execute("query-named-block-nodes", json!({"flat": true}), ANSWER_LIMIT)?;
+        self.disks.iter().try_for_each(|disk| {
+            if !disk.has_child_in(&nodes) {
+                return Err(disk.is_without_child());
+            }
+            match disk.overlay_in(&nodes) {
+                Some(overlay) => Err(disk.is_below(overlay)),
+                None => Ok(()),
+            }
+        })
+    }
+
     /// Takes the standby's side away. The guest may run or stand.
     ///
     /// # Errors
     /// QEMU refuses.
     pub(super) fn remove(&self, monitor: &Monitor) -> Result<(), DriveError> {
         self.disks.iter().map(|disk| monitor.with(|vm| remove(vm, &disk.node))).fold(Ok(()), Result::and)
+    }
+}
+
+impl Attached {
+    /// Whether its disk has the standby's side. One that was taken out and put in again since it was looked at last has its old name,
+    /// and is not noticed.
+    fn has_child_in(&self, nodes: &Value) -> bool {
+        let mut nodes = nodes.as_array().into_iter().flatten();
+        let parent = nodes.find(|node| node["node-name"] == self.parent.as_str());
+        let children = parent.and_then(|parent| parent["children"].as_array());
+        children.into_iter().flatten().any(|child| child["node-name"] == self.node.as_str())
+    }
+
+    /// The node that takes the guest's writes in the place of its disk, if one was put over it.
+    fn overlay_in<'a>(&self, nodes: &'a Value) -> Option<&'a str> {
+        let is_over = |node: &&Value| {
+            let children = node["children"].as_array();
+            let has_below = children
+                .into_iter()
+                .flatten()
+                .any(|child| child["child"] == "backing" && child["node-name"] == self.parent.as_str());
+            // Those of QEMU's block jobs write through (`mirror_top`, `commit_top`).
+            has_below && !node["drv"].as_str().unwrap_or_default().ends_with("_top")
+        };
+        nodes.as_array()?.iter().find(is_over)?["node-name"].as_str()
+    }
+
+    fn is_below(&self, overlay: &str) -> DriveError {
+        DriveError::Failed(format!(
+            "the disk {} is not written any more: the node {overlay} was put over it (a snapshot), so the standby lacks what is written. \
+             Protect the guest anew",
+            self.parent
+        ))
+    }
+
+    fn is_without_child(&self) -> DriveError {
+        DriveError::Failed(format!(
+            "the disk {0} is not written at the standby any more: somebody has taken the node {1} out of it (x-blockdev-change), so \
+             the standby lacks what is written. Protect the guest anew",
+            self.parent, self.node
+        ))
     }
 }
 

@@ -12,6 +12,7 @@ use sterna::VmError;
 use sterna::replica::machines::primary::{Event, Refusal};
 use sterna::replica::{PrimaryContact, PrimaryGuest};
 
+use super::disks::Disks;
 use super::gates::Gates;
 use super::monitor::Monitor;
 use super::relay::{Relay, Steps};
@@ -40,6 +41,8 @@ pub(super) struct Guard {
     ended_because: OnceLock<String>,
     /// A disk that both hosts share.
     shared_disk: OnceLock<String>,
+    /// Those that QEMU writes at the standby, too.
+    disks: OnceLock<Arc<Disks>>,
     /// What of the last checkpoint's output did not leave, as a sentence.
     left_unsaid: OnceLock<String>,
     delay_ms: u64,
@@ -76,6 +79,7 @@ impl Guard {
             lost_because: OnceLock::new(),
             ended_because: OnceLock::new(),
             shared_disk: OnceLock::new(),
+            disks: OnceLock::new(),
             left_unsaid: OnceLock::new(),
             delay_ms: delay.as_millis() as u64,
             lease,
@@ -94,6 +98,10 @@ impl Guard {
     /// The guest writes a disk that both hosts share.
     pub(super) fn set_shared_disk(&self, disk: String) {
         let _ = self.shared_disk.set(disk);
+    }
+
+    pub(super) fn set_disks(&self, disks: Arc<Disks>) {
+        let _ = self.disks.set(disks);
     }
 
     pub(super) fn set_relay(&self, relay: Relay) {
@@ -362,6 +370,10 @@ impl Steps for Guard {
             self.changed.notify_all();
         }
         !is_last
+    }
+
+    fn check_disks(&self) -> Result<(), String> {
+        self.disks.get().map_or(Ok(()), |disks| disks.check(&self.monitor).map_err(|error| error.to_string()))
     }
 
     fn ended(&self, why: String, is_standbys_fault: bool) {

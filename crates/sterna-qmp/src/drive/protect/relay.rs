@@ -19,12 +19,13 @@
 //! What is released is decided by the contact's machine alone. RECEIVED releases nothing here.
 
 mod disk;
+mod outlet;
 mod pair;
 
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,7 @@ use parking_lot::Mutex;
 use sterna_transport::{Address, CancelFlag, Channel, Tls};
 
 use super::answers::{Answer, Answers};
+use outlet::Outlet;
 use pair::DiskPair;
 
 /// What is copied at once.
@@ -54,6 +56,12 @@ pub(super) trait Steps: Send + Sync {
     fn reply(&self, number: u64) -> Result<(), String>;
     /// Checkpoint `number` is held, and QEMU's guest stands until this returns. False: QEMU does not hear of it, and stands on.
     fn received(&self, number: u64) -> bool;
+    /// Whether QEMU still writes each of its disks at the standby, too. Asked while its guest stands for a checkpoint, which the standby
+    /// does not get whole before this returns.
+    ///
+    /// # Errors
+    /// It does not, or cannot be asked.
+    fn check_disks(&self) -> Result<(), String>;
     /// The stream has ended, and nobody here has closed it.
     fn ended(&self, why: String, is_standbys_fault: bool);
 }
@@ -73,6 +81,8 @@ struct Shared {
     state: Mutex<State>,
     cancel: CancelFlag,
     bytes: AtomicU64,
+    /// QEMU is about to be told that it may take a checkpoint: what it says next it says while its guest stands.
+    is_check_due: AtomicBool,
 }
 
 #[derive(Default)]
@@ -109,6 +119,7 @@ impl Relay {
             state: Mutex::default(),
             cancel: CancelFlag::new(),
             bytes: AtomicU64::new(0),
+            is_check_due: AtomicBool::new(false),
         });
         let this = Self { shared: Arc::clone(&shared), path: path.to_owned() };
         spawn("relay", move || shared.accept(&listener))?;
@@ -225,7 +236,7 @@ impl Shared {
         let out = {
             let (shared, qemu, standby) = (Arc::clone(self), Arc::clone(&qemu), Arc::clone(&standby));
             move || {
-                let ended = shared.forward(&qemu, &standby);
+                let ended = shared.forward(&qemu, standby, is_main);
                 shared.over(ended);
             }
         };
@@ -243,10 +254,10 @@ impl Shared {
     }
 
     /// QEMU to the standby.
-    fn forward(&self, qemu: &Channel, standby: &Channel) -> Ended {
+    fn forward(self: &Arc<Self>, qemu: &Channel, standby: Arc<Channel>, is_main: bool) -> Ended {
         let mut piece = vec![0; PIECE_BYTES];
-        let wait = Arc::new(Mutex::new(None));
-        self.state.lock().waits.push(Arc::clone(&wait));
+        let outlet = Arc::new(Outlet::new(standby));
+        self.state.lock().waits.push(outlet.waits());
         loop {
             let length = match qemu.read_some(&mut piece) {
                 Ok(0) => return Ended::new("QEMU has closed the stream"),
@@ -256,10 +267,13 @@ impl Shared {
             if let Err(ended) = self.check_disks() {
                 return ended;
             }
-            *wait.lock() = Some(Instant::now());
-            let written = standby.write_all(&piece[..length]);
-            *wait.lock() = None;
-            if let Err(error) = written {
+            if is_main
+                && self.is_check_due.swap(false, Ordering::AcqRel)
+                && let Err(ended) = self.ask_about_disks(&outlet)
+            {
+                return ended;
+            }
+            if let Err(error) = outlet.put(&piece[..length]) {
                 return Ended::of_standby(error);
             }
             self.bytes.fetch_add(length as u64, Ordering::Relaxed);
@@ -313,6 +327,7 @@ impl Shared {
                         if let Err(why) = steps.reply(number) {
                             return Ended::new(why);
                         }
+                        self.is_check_due.store(true, Ordering::Release);
                     }
                     Answer::Received(number) => is_deaf |= !steps.received(number),
                 }

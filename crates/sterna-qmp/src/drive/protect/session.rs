@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use sterna::replica::machines::Ruling;
 use sterna::replica::machines::primary::{Because, Event, Outcome, Refusal, State};
-use sterna::replica::{Claims, ContactError, ContactState, PrimaryContact};
+use sterna::replica::{ArbiterIdentity, Claims, ContactError, ContactState, PrimaryContact};
 use sterna_transport::{CancelFlag, Channel};
 
 use super::check::{self, Fit};
@@ -50,7 +50,7 @@ pub struct QemuProtection {
 /// What is put back.
 struct Undo {
     changed: Changed,
-    disks: Disks,
+    disks: Arc<Disks>,
     _directory: SocketDirectory,
 }
 
@@ -337,6 +337,18 @@ impl Claims for ClaimsOfALivingGuest {
             _ => self.claims.claim(),
         }
     }
+
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        self.claims.arbiter()
+    }
+
+    fn look(&self) -> Result<(), String> {
+        self.claims.look()
+    }
+
+    fn arbiters_compared(&self) {
+        self.claims.arbiters_compared();
+    }
 }
 
 /// Connects to the standby for the contact.
@@ -383,7 +395,8 @@ fn prepare(guard: &Arc<Guard>, request: &ProtectRequest, fit: &mut Fit) -> Resul
         }
         _ => Ok(()),
     };
-    let disks = Disks::attach(monitor, relay, directory.path(), &request.disks, &goes_on)?;
+    let disks = Arc::new(Disks::attach(monitor, relay, directory.path(), &request.disks, &goes_on)?);
+    guard.set_disks(Arc::clone(&disks));
     let undo_disks = |error| {
         // The error is what the operator must hear.
         let _ = disks.remove(monitor);

@@ -40,6 +40,7 @@ fn combinations_that_qemu_refuses_are_refused() {
         (&without_return_path, &["switchover-ack"][..], ["switchover-ack", "return-path"]),
         (&without_return_path, &["x-colo"], ["x-colo", "return-path"]),
         (&CapabilitySet::default(), &["postcopy-preempt"], ["postcopy-preempt", "postcopy-ram"]),
+        // Together with `x-colo` they go: see below.
         (&CapabilitySet::default(), &["multifd", "xbzrle"], ["multifd", "xbzrle"]),
         (&CapabilitySet::default(), &["zero-copy-send"], ["zero-copy-send", "multifd"]),
         (&CapabilitySet::default(), &["auto-converge", "dirty-limit"], ["auto-converge", "dirty-limit"]),
@@ -55,6 +56,14 @@ fn combinations_that_qemu_refuses_are_refused() {
         let refusal = set.with(&on(names)).unwrap_err().desc;
         assert!(words.iter().all(|word| refusal.contains(word)), "{names:?}: {refusal}");
     }
+}
+
+#[test]
+fn differences_go_over_channels_to_a_standby_alone() {
+    let colo = CapabilitySet::default().with(&on(&["x-colo", "multifd", "xbzrle"])).unwrap();
+    assert!(colo.get("xbzrle") && colo.get("multifd"));
+    let refusal = colo.with(&[("x-colo".into(), false)]).unwrap_err().desc;
+    assert!(refusal.contains("xbzrle") && refusal.contains("multifd"), "{refusal}");
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub(super) struct Rounds {
     /// The round that was published last, and the one before.
     round: Arc<RoundPages>,
     before: Option<Arc<RoundPages>>,
+    /// Lanes read it from a copy, or while the guest stands.
+    is_checkpoint: bool,
     /// Found dirty, and in no round yet.
     next: DirtyBitmaps,
     open: OpenRound,
@@ -68,6 +70,7 @@ impl Rounds {
             shared: Arc::clone(shared),
             round,
             before: None,
+            is_checkpoint: false,
             next: DirtyBitmaps::new(&shared.ram),
             open,
         };
@@ -110,7 +113,8 @@ impl Rounds {
         let shared = &self.shared;
         let began = Instant::now();
         let found = call("DirtySource::sync", || shared.vm.dirty_source().sync(&mut self.next))?;
-        let dropped = self.round.drop_unsent(&mut self.next);
+        // What a checkpoint still has to send is older than what was written since.
+        let dropped = if self.is_checkpoint { 0 } else { self.round.drop_unsent(&mut self.next) };
         let took = began.elapsed();
         self.open.sync += took;
         self.open.sync_parts += found.times;
@@ -144,7 +148,7 @@ impl Rounds {
     }
 
     /// The pages of a checkpoint: all that syncs have found. Every slice is re-armed, while the guest stands (clause 7). Lanes get
-    /// it with [`Rounds::enter_checkpoint`].
+    /// it when it is its turn.
     pub(super) fn make_checkpoint(&mut self) -> Result<Arc<RoundPages>, MigrationError> {
         let shared = &self.shared;
         let bits = std::mem::replace(&mut self.next, DirtyBitmaps::new(&shared.ram));
@@ -156,12 +160,8 @@ impl Rounds {
         }
         self.round = Arc::new(round);
         self.before = None;
+        self.is_checkpoint = true;
         Ok(Arc::clone(&self.round))
-    }
-
-    /// Lets lanes send the checkpoint that was made last.
-    pub(super) fn enter_checkpoint(&self) {
-        self.shared.lanes.queue.publish(Arc::clone(&self.round));
     }
 
     /// Whether the guest is stopped.

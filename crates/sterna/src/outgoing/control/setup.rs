@@ -10,10 +10,10 @@ use sterna_wire::multifd::{InitialPacket, RamPacketEncoder};
 use crate::codec;
 use crate::error::MigrationError;
 use crate::outgoing::file::{self, SaveFile};
-use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared};
+use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared, SharedDeltas};
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::{MainStream, Sink};
-use crate::outgoing::protection::DeltaCache;
+use crate::outgoing::protection::{DeltaCache, Scratch};
 use crate::outgoing::rdma::{self, PacketLane, RdmaLane, RdmaSource, Work};
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::Streams;
@@ -116,6 +116,9 @@ pub(super) fn writers(
         counters: Arc::clone(&shared.counters),
         limiter: Arc::clone(&shared.limiter),
         zeros_to: legacy.then(|| Arc::clone(&main.stream)),
+        deltas: delta_cache(shared)
+            .filter(|_| shared.capabilities.multifd)
+            .map(|cache| SharedDeltas { cache, main: Arc::clone(&main.stream) }),
     });
     let lanes = match file {
         Some(file) if is_mapped => file.lanes(shared)?,
@@ -208,12 +211,8 @@ fn rdma_lanes(
 fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationError> {
     let channel = main.channel.clone();
     let reader = shared.reader()?;
-    let deltas = shared.protecting.as_ref().filter(|_| shared.capabilities.xbzrle).map(|protecting| {
-        let limit_bytes = shared.params.lock().xbzrle_cache_bytes;
-        DeltaCache::new(&shared.ram, limit_bytes, Arc::clone(&protecting.deltas))
-    });
     let lane = MainLane {
-        deltas,
+        deltas: delta_cache(shared).map(|cache| (cache, Scratch::default())),
         main: Arc::clone(&main.stream),
         reader: Arc::clone(&reader),
         ram: shared.ram.clone(),
@@ -226,6 +225,13 @@ fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationE
         }),
     };
     Ok(LaneEnds { writer: Box::new(lane), reader })
+}
+
+/// Where checkpoints bring differences.
+fn delta_cache(shared: &Shared) -> Option<DeltaCache> {
+    let protecting = shared.protecting.as_ref().filter(|_| shared.capabilities.xbzrle)?;
+    let limit_bytes = shared.params.lock().xbzrle_cache_bytes;
+    Some(DeltaCache::new(&shared.ram, limit_bytes, Arc::clone(&protecting.deltas)))
 }
 
 fn multifd_lanes(
@@ -248,6 +254,7 @@ fn multifd_lanes(
             normal: Vec::new(),
             pages: Vec::new(),
             payload: Vec::new(),
+            changes: None,
         };
         Ok(LaneEnds { writer: Box::new(lane), reader })
     };

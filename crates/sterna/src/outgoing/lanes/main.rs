@@ -9,7 +9,7 @@ use sterna_ram::{GuestRam, PAGE_SIZE};
 use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::measure::Counters;
-use super::super::protection::{Coded, DeltaCache};
+use super::super::protection::{Coded, DeltaCache, Scratch};
 use super::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -23,7 +23,7 @@ pub(in crate::outgoing) struct MainLane {
     pub counters: Arc<Counters>,
     pub limiter: Arc<Limiter>,
     /// Where checkpoints bring differences.
-    pub deltas: Option<DeltaCache>,
+    pub deltas: Option<(DeltaCache, Scratch)>,
     /// Shuts the channel down.
     pub abort: Box<dyn Fn() + Send>,
 }
@@ -63,10 +63,10 @@ impl PageWriter for MainLane {
     fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         self.counters.throttled(self.limiter.take(run.count * 9));
         let name = self.ram.block(run.block).name();
-        let (main, deltas) = (&self.main, &mut self.deltas);
+        let (main, deltas) = (&self.main, &self.deltas);
         self.counters.moving(|| {
             let mut main = main.lock();
-            if let (Some(deltas), Some(number)) = (deltas, main.checkpoint()) {
+            if let (Some((deltas, _)), Some(number)) = (deltas, main.checkpoint()) {
                 deltas.zero(number, run);
             }
             main.ram_records(|records, out| {
@@ -93,7 +93,7 @@ impl MainLane {
     fn write_changes(&mut self, number: u64, run: PageRun) -> Result<(), MigrationError> {
         let block = self.ram.block(run.block);
         let content = self.reader.content(run)?;
-        let Some(deltas) = &mut self.deltas else {
+        let Some((deltas, scratch)) = &mut self.deltas else {
             return Err(MigrationError::Internal("differences without a cache".to_owned()));
         };
         let wrong = MigrationError::wire("main channel");
@@ -106,7 +106,7 @@ impl MainLane {
                     let Some(content) = content.part(at, PAGE_SIZE) else {
                         return Err(MigrationError::Internal(format!("{run:?} came without its last pages")));
                     };
-                    let coded = deltas.send(number, (run.block, page), &content)?;
+                    let coded = deltas.send(number, (run.block, page), &content, scratch)?;
                     sent += u64::from(coded != Coded::Same);
                     match coded {
                         Coded::Same => {}

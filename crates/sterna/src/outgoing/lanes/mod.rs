@@ -1,5 +1,6 @@
 //! A lane: takes runs of pages from the round's shared cursor, looks for zero pages, hands them to its writer.
 
+mod changes;
 pub(super) mod limiter;
 mod main;
 mod multifd;
@@ -18,6 +19,7 @@ use crate::pages::PageWriter;
 use crate::params::ZeroPageDetection;
 use state::Lanes;
 
+pub(super) use changes::SharedDeltas;
 pub(super) use main::MainLane;
 pub(super) use multifd::{MultifdLane, MultifdShared};
 

@@ -12,6 +12,8 @@ use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
 use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::measure::Counters;
+use super::super::protection::Coded;
+use super::changes::{Changes, DifferencePacket, SharedDeltas};
 use super::limiter::Limiter;
 use crate::codec::Encoder;
 use crate::error::MigrationError;
@@ -32,6 +34,8 @@ pub(in crate::outgoing) struct MultifdLane {
     pub normal: Vec<PageRun>,
     pub pages: Vec<u8>,
     pub payload: Vec<u8>,
+    /// Made when the first checkpoint is sent with differences.
+    pub changes: Option<Box<Changes>>,
 }
 
 /// What the multifd lanes of a migration share.
@@ -42,20 +46,30 @@ pub(in crate::outgoing) struct MultifdShared {
     pub limiter: Arc<Limiter>,
     /// `zero-page-detection=legacy`: zero pages go there.
     pub zeros_to: Option<Arc<Mutex<MainStream>>>,
+    /// Where checkpoints bring differences.
+    pub deltas: Option<SharedDeltas>,
+}
+
+impl MultifdShared {
+    fn next_number(&self) -> u64 {
+        self.packet_number.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 impl PageWriter for MultifdLane {
     fn write_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
-        self.each_part(run, |lane, part| {
-            for page in part.first..part.end() {
-                push(lane.packets.push_normal(page * PAGE_SIZE as u64))?;
-            }
-            lane.normal.push(part);
-            Ok(())
-        })
+        match self.shared.deltas.as_ref().and_then(SharedDeltas::checkpoint) {
+            Some(number) => self.write_changes(number, run),
+            None => self.write_whole(run),
+        }
     }
 
     fn zero_run(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        if let Some(deltas) = &self.shared.deltas
+            && let Some(number) = deltas.checkpoint()
+        {
+            deltas.cache.zero(number, run);
+        }
         if let Some(main) = self.shared.zeros_to.clone() {
             return self.zero_records(&main, run);
         }
@@ -77,6 +91,7 @@ impl PageWriter for MultifdLane {
 
     fn barrier(&mut self) -> Result<(), MigrationError> {
         self.flush()?;
+        self.flush_differences()?;
         self.sync()
     }
 
@@ -86,6 +101,82 @@ impl PageWriter for MultifdLane {
 }
 
 impl MultifdLane {
+    fn write_whole(&mut self, run: PageRun) -> Result<(), MigrationError> {
+        self.each_part(run, |lane, part| {
+            for page in part.first..part.end() {
+                push(lane.packets.push_normal(page * PAGE_SIZE as u64))?;
+            }
+            lane.normal.push(part);
+            Ok(())
+        })
+    }
+
+    /// Sends pages of checkpoint `number`, as differences where they are shorter.
+    fn write_changes(&mut self, number: u64, run: PageRun) -> Result<(), MigrationError> {
+        let (reader, shared) = (Arc::clone(&self.reader), Arc::clone(&self.shared));
+        let Some(SharedDeltas { cache, .. }) = &shared.deltas else { return self.write_whole(run) };
+        if !reader.is_copy() {
+            // A whole page is read when its packet is sent. It may differ from what is compared now.
+            cache.forget(run);
+            return self.write_whole(run);
+        }
+        let content = reader.content(run)?;
+        let mut changes = self.changes.take().unwrap_or_else(Changes::new);
+        let mut whole = PageRun { count: 0, ..run };
+        for page in run.first..run.end() {
+            let at = (page - run.first) as usize * PAGE_SIZE;
+            let Some(content) = content.part(at, PAGE_SIZE) else {
+                return Err(MigrationError::Internal(format!("{run:?} came without its last pages")));
+            };
+            let Changes { scratch, packet } = &mut *changes;
+            let coded =
+                shared.counters.encoding(|| cache.send(number, (run.block, page), &content, scratch))?;
+            if matches!(coded, Coded::Whole(_) | Coded::Uncached) {
+                if whole.count == 0 {
+                    whole.first = page;
+                }
+                whole.count += 1;
+                continue;
+            }
+            if whole.count > 0 {
+                self.write_whole(whole)?;
+                whole.count = 0;
+            }
+            if let Coded::Delta(delta) = coded {
+                if !packet.has_room(run.block) {
+                    self.send_differences(packet)?;
+                }
+                let block = (run.block, self.ram.block(run.block).name());
+                push(packet.push(block, page, delta).map_err(self.wire())?)?;
+            }
+        }
+        if whole.count > 0 {
+            self.write_whole(whole)?;
+        }
+        self.changes = Some(changes);
+        Ok(())
+    }
+
+    /// Sends the open packet of differences, if there is one.
+    fn flush_differences(&mut self) -> Result<(), MigrationError> {
+        let Some(mut changes) = self.changes.take() else { return Ok(()) };
+        self.send_differences(&mut changes.packet)?;
+        self.changes = Some(changes);
+        Ok(())
+    }
+
+    fn send_differences(&self, packet: &mut DifferencePacket) -> Result<(), MigrationError> {
+        let Some((pages, payload_bytes)) = packet.waiting() else { return Ok(()) };
+        let bytes = (RAM_PACKET_BYTES + payload_bytes) as u64;
+        self.shared.counters.throttled(self.shared.limiter.take(bytes));
+        let (header, payload) = packet.finish(self.shared.next_number());
+        write(&self.shared.counters, &self.channel, &[IoPart::Bytes(header), IoPart::Bytes(payload)])?;
+        packet.clear();
+        self.shared.counters.multifd(bytes);
+        self.shared.counters.pages(pages as u64, 0);
+        Ok(())
+    }
+
     /// Cuts a run into parts that fit the open packet, and sends packets that are full.
     fn each_part(
         &mut self,
@@ -131,7 +222,7 @@ impl MultifdLane {
         let payload_bytes = if raw { normal * PAGE_SIZE } else { self.payload.len() };
         let bytes = (RAM_PACKET_BYTES + payload_bytes) as u64;
         self.shared.counters.throttled(self.shared.limiter.take(bytes));
-        let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
+        let number = self.shared.next_number();
         let header = self.packets.finish(number, payload_bytes as u32);
         let mut parts = Vec::with_capacity(self.normal.len() + 1);
         parts.push(IoPart::Bytes(&header[..]));
@@ -151,7 +242,7 @@ impl MultifdLane {
     }
 
     fn sync(&mut self) -> Result<(), MigrationError> {
-        let number = self.shared.packet_number.fetch_add(1, Ordering::Relaxed);
+        let number = self.shared.next_number();
         let packet = self.packets.sync(number);
         write(&self.shared.counters, &self.channel, &[IoPart::Bytes(packet)])?;
         self.shared.counters.multifd(RAM_PACKET_BYTES as u64);

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use sterna_ram::{GuestRam, PAGE_SIZE, RamFault, RamSlice};
 use sterna_wire::xbzrle;
 
@@ -39,20 +40,30 @@ pub(crate) enum Coded<'a> {
     Same,
     /// As this difference.
     Delta(&'a [u8]),
-    /// Whole, and these bytes: they are in the cache now.
+    /// Whole, and these bytes: they are in the cache now. Whoever sends the page from elsewhere must be sure that it has not changed.
     Whole(&'a [u8; PAGE_SIZE]),
     /// Whole, and it is not in the cache.
     Uncached,
 }
 
-/// Pages as the standby holds them.
+/// Pages as the standby holds them. Lanes share it: in one checkpoint a page is sent by one lane, and once.
 pub(crate) struct DeltaCache {
-    slots: Vec<Slot>,
+    slots: Vec<Mutex<Slot>>,
     /// Of each block: the number of its first page among all pages.
     first_pages: Vec<u64>,
     counts: Arc<DeltaCounts>,
+}
+
+/// Where a lane codes.
+pub(crate) struct Scratch {
     new: Box<[u8; PAGE_SIZE]>,
     delta: Vec<u8>,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { new: Box::new([0; PAGE_SIZE]), delta: Vec::new() }
+    }
 }
 
 #[derive(Default)]
@@ -75,70 +86,87 @@ impl DeltaCache {
         };
         let first_pages = ram.blocks().iter().map(first_page).collect();
         let slots = (limit_bytes / PAGE_SIZE as u64).clamp(1, pages.max(1));
-        let slots = std::iter::repeat_with(Slot::default).take(slots as usize).collect();
-        Self { slots, first_pages, counts, new: Box::new([0; PAGE_SIZE]), delta: Vec::new() }
+        let slots = std::iter::repeat_with(Mutex::default).take(slots as usize).collect();
+        Self { slots, first_pages, counts }
     }
 
     /// `page` of `block` has this content in checkpoint `number`: how to send it. What is said has to be sent.
     ///
     /// # Errors
     /// Memory of this host has failed.
-    pub(crate) fn send(
-        &mut self,
+    pub(crate) fn send<'a>(
+        &self,
         number: u64,
         (block, page): (usize, u64),
         content: &RamSlice<'_>,
-    ) -> Result<Coded<'_>, RamFault> {
+        scratch: &'a mut Scratch,
+    ) -> Result<Coded<'a>, RamFault> {
+        let Scratch { new, delta } = scratch;
         let page = self.first_pages[block] + page;
-        let slots = self.slots.len() as u64;
-        let slot = &mut self.slots[(page % slots) as usize];
+        let mut slot = self.slot(page);
         if slot.held.is_some() && slot.page != page && slot.sent_in + 1 >= number {
             count(&self.counts.misses, 1);
             return Ok(Coded::Uncached);
         }
         // Once: what is compared, sent and kept are the same bytes.
-        content.copy_to(&mut self.new[..])?;
+        content.copy_to(&mut new[..])?;
         let is_known = slot.page == page;
         (slot.page, slot.sent_in) = (page, number);
         let Some(held) = slot.held.as_mut().filter(|_| is_known) else {
             count(&self.counts.misses, 1);
-            return Ok(Coded::Whole(slot.keep(&self.new)));
+            slot.keep(new);
+            return Ok(Coded::Whole(new));
         };
-        if **held == *self.new {
+        if **held == **new {
             count(&self.counts.same, 1);
             return Ok(Coded::Same);
         }
-        self.delta.clear();
-        let is_shorter = xbzrle::encode(held, &self.new, LONGEST, &mut self.delta);
-        let held = slot.keep(&self.new);
+        delta.clear();
+        let is_shorter = xbzrle::encode(held, new, LONGEST, delta);
+        **held = **new;
         if !is_shorter {
             count(&self.counts.overflows, 1);
-            return Ok(Coded::Whole(held));
+            return Ok(Coded::Whole(new));
         }
         count(&self.counts.pages, 1);
-        count(&self.counts.bytes, self.delta.len() as u64);
-        Ok(Coded::Delta(&self.delta))
+        count(&self.counts.bytes, delta.len() as u64);
+        Ok(Coded::Delta(delta))
+    }
+
+    /// The pages of `run` are sent out of memory that may change: nobody knows what the standby will hold.
+    pub(crate) fn forget(&self, run: PageRun) {
+        for page in run.first..run.end() {
+            let page = self.first_pages[run.block] + page;
+            let mut slot = self.slot(page);
+            if slot.page == page {
+                slot.held = None;
+            }
+        }
+        count(&self.counts.misses, run.count);
     }
 
     /// The pages of `run` are sent as zero in checkpoint `number`.
-    pub(crate) fn zero(&mut self, number: u64, run: PageRun) {
-        let slots = self.slots.len() as u64;
+    pub(crate) fn zero(&self, number: u64, run: PageRun) {
         for page in run.first..run.end() {
             let page = self.first_pages[run.block] + page;
-            let slot = &mut self.slots[(page % slots) as usize];
-            if let Some(held) = slot.held.as_mut().filter(|_| slot.page == page) {
+            let mut slot = self.slot(page);
+            let is_known = slot.page == page;
+            if let Some(held) = slot.held.as_mut().filter(|_| is_known) {
                 held.fill(0);
                 slot.sent_in = number;
             }
         }
     }
+
+    fn slot(&self, page: u64) -> parking_lot::MutexGuard<'_, Slot> {
+        self.slots[(page % self.slots.len() as u64) as usize].lock()
+    }
 }
 
 impl Slot {
-    fn keep(&mut self, content: &[u8; PAGE_SIZE]) -> &[u8; PAGE_SIZE] {
+    fn keep(&mut self, content: &[u8; PAGE_SIZE]) {
         let held = self.held.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
         **held = *content;
-        held
     }
 }
 
@@ -165,7 +193,7 @@ mod tests {
 
     /// Sends it, and puts what was sent into `there`, as a standby does. Says how.
     fn send(
-        cache: &mut DeltaCache,
+        cache: &DeltaCache,
         number: u64,
         (block, page): (usize, u64),
         here: &GuestRam,
@@ -175,7 +203,8 @@ mod tests {
         let mut held = [0; PAGE_SIZE];
         let at = page * PAGE_SIZE as u64;
         there.block(block).read(at, &mut held).unwrap();
-        let how = match cache.send(number, (block, page), &content).unwrap() {
+        let mut scratch = Scratch::default();
+        let how = match cache.send(number, (block, page), &content, &mut scratch).unwrap() {
             Coded::Same => "same",
             Coded::Delta(delta) => {
                 xbzrle::apply(delta, &mut held).unwrap();
@@ -206,27 +235,27 @@ mod tests {
     fn page_goes_out_in_the_shortest_way_and_arrives_whole() {
         let (here, there) = (guest(), guest());
         let counts = Arc::<DeltaCounts>::default();
-        let mut cache = DeltaCache::new(&here, 1 << 20, Arc::clone(&counts));
+        let cache = DeltaCache::new(&here, 1 << 20, Arc::clone(&counts));
         let page = (1, 3);
         let mut content = noise(1);
         write(&here, page, &content);
-        assert_eq!(send(&mut cache, 1, page, &here, &there), "whole");
-        assert_eq!(send(&mut cache, 2, page, &here, &there), "same");
+        assert_eq!(send(&cache, 1, page, &here, &there), "whole");
+        assert_eq!(send(&cache, 2, page, &here, &there), "same");
         content[70] ^= 1;
         content[4095] ^= 1;
         write(&here, page, &content);
-        assert_eq!(send(&mut cache, 3, page, &here, &there), "delta");
+        assert_eq!(send(&cache, 3, page, &here, &there), "delta");
         write(&here, page, &noise(2));
-        assert_eq!(send(&mut cache, 4, page, &here, &there), "whole", "the difference is no shorter");
+        assert_eq!(send(&cache, 4, page, &here, &there), "whole", "the difference is no shorter");
         // The same page of another block has nothing to do with it.
-        assert_eq!(send(&mut cache, 4, (0, 3), &here, &there), "whole");
+        assert_eq!(send(&cache, 4, (0, 3), &here, &there), "whole");
 
         cache.zero(5, PageRun { block: 1, first: 2, count: 3 });
         there.block(1).zero_present_pages(2, 3).unwrap();
         content = [0; PAGE_SIZE];
         content[9] = 9;
         write(&here, page, &content);
-        assert_eq!(send(&mut cache, 6, page, &here, &there), "delta", "against zeros");
+        assert_eq!(send(&cache, 6, page, &here, &there), "delta", "against zeros");
 
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((get(&counts.pages), get(&counts.same)), (2, 1));
@@ -238,17 +267,29 @@ mod tests {
     fn page_whose_slot_another_one_took_goes_out_whole() {
         let (here, there) = (guest(), guest());
         // Pages 1 and 5 of a block share one of four slots.
-        let mut cache = DeltaCache::new(&here, 4 * PAGE_SIZE as u64, Arc::default());
+        let cache = DeltaCache::new(&here, 4 * PAGE_SIZE as u64, Arc::default());
         write(&here, (0, 1), &noise(1));
         write(&here, (0, 5), &noise(2));
-        assert_eq!(send(&mut cache, 1, (0, 1), &here, &there), "whole");
-        assert_eq!(send(&mut cache, 1, (0, 5), &here, &there), "uncached");
-        assert_eq!(send(&mut cache, 2, (0, 5), &here, &there), "uncached", "the other one is still new");
-        assert_eq!(send(&mut cache, 3, (0, 5), &here, &there), "whole", "now it is old");
-        assert_eq!(send(&mut cache, 3, (0, 1), &here, &there), "uncached");
+        assert_eq!(send(&cache, 1, (0, 1), &here, &there), "whole");
+        assert_eq!(send(&cache, 1, (0, 5), &here, &there), "uncached");
+        assert_eq!(send(&cache, 2, (0, 5), &here, &there), "uncached", "the other one is still new");
+        assert_eq!(send(&cache, 3, (0, 5), &here, &there), "whole", "now it is old");
+        assert_eq!(send(&cache, 3, (0, 1), &here, &there), "uncached");
         // Zero pages of others change nothing in a slot.
         cache.zero(4, PageRun { block: 0, first: 1, count: 1 });
-        assert_eq!(send(&mut cache, 4, (0, 5), &here, &there), "same");
+        assert_eq!(send(&cache, 4, (0, 5), &here, &there), "same");
+    }
+
+    #[test]
+    fn page_that_may_have_changed_while_it_was_sent_is_no_base() {
+        let (here, there) = (guest(), guest());
+        let cache = DeltaCache::new(&here, 1 << 20, Arc::default());
+        write(&here, (0, 3), &noise(1));
+        assert_eq!(send(&cache, 1, (0, 3), &here, &there), "whole");
+        cache.forget(PageRun { block: 0, first: 2, count: 2 });
+        write(&there, (0, 3), &noise(2));
+        assert_eq!(send(&cache, 3, (0, 3), &here, &there), "whole");
+        assert_eq!(send(&cache, 4, (0, 3), &here, &there), "same");
     }
 
     #[test]

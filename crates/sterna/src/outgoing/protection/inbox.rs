@@ -53,6 +53,12 @@ impl Inbox {
         }
     }
 
+    /// Whether there is something to take, or nothing more comes.
+    pub(crate) fn has_news(&self) -> bool {
+        let state = self.0.lock();
+        !state.messages.is_empty() || state.error.is_some()
+    }
+
     /// Why nothing more comes, if that is so.
     pub(crate) fn error(&self) -> Option<MigrationError> {
         self.0.lock().error.clone()

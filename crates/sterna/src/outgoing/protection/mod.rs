@@ -4,12 +4,16 @@
 //! The control thread takes them ([`super::control`], `checkpoints`). Who may run the guest is decided elsewhere: see
 //! [`Overseer`].
 
+mod copy;
 mod delta;
 mod inbox;
+mod on_write;
 mod pace;
+mod pieces;
 mod staging;
 mod streams;
 mod switch;
+mod ways;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,13 +21,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_wire::replica::Output;
 
-pub(crate) use delta::{Coded, DeltaCache, DeltaCounts};
+pub(crate) use delta::{Coded, DeltaCache, DeltaCounts, Scratch};
 pub(crate) use inbox::Inbox;
-pub use pace::CheckpointMode;
+pub use pace::{CheckpointMode, MOST_IN_FLIGHT};
 pub(crate) use pace::{Pace, Seen, counts_from, typical};
 pub(crate) use staging::Staging;
 pub(super) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
+pub use ways::CheckpointCopy;
+pub(crate) use ways::CopyCounts;
 
 use crate::error::MigrationError;
 

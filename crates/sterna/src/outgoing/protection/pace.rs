@@ -2,6 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+/// In mode `load` no pause makes the interval longer: the standby would fall behind, and output wait, for minutes.
+const LONGEST_BY_LOAD: Duration = Duration::from_secs(10);
+/// More checkpoints are never on their way at once.
+pub const MOST_IN_FLIGHT: u8 = 4;
 /// Between two looks whether a checkpoint is due.
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
 const SHORTEST_LOOK: Duration = Duration::from_micros(500);
@@ -15,8 +19,8 @@ pub enum CheckpointMode {
     Interval,
     /// When output has waited so long (`x-sterna-output-delay`). While the guest says nothing, the interval is `x-checkpoint-delay`.
     Output(Duration),
-    /// So far apart that the guest stands for no more than so many percent of the time (`x-sterna-checkpoint-overhead`), and never closer
-    /// than `x-checkpoint-delay`.
+    /// So far apart that the guest stands for no more than so many percent of the time (`x-sterna-checkpoint-overhead`), but no farther than
+    /// 10 s, and never closer than `x-checkpoint-delay`.
     Load(u8),
 }
 
@@ -26,6 +30,8 @@ pub(crate) struct Pace {
     /// From the beginning of a checkpoint to that of the next.
     pub delay: Duration,
     pub mode: CheckpointMode,
+    /// So many checkpoints, 1 to [`MOST_IN_FLIGHT`], may be taken and not be held yet.
+    pub in_flight: u8,
 }
 
 /// What is known when it is asked.
@@ -44,7 +50,7 @@ impl Pace {
     pub(crate) fn interval(&self, pause: Option<Duration>) -> Duration {
         match (self.mode, pause) {
             (CheckpointMode::Load(percent), Some(pause)) => {
-                self.delay.max(pause * 100 / u32::from(percent.max(1)))
+                self.delay.max((pause * 100 / u32::from(percent.max(1))).min(LONGEST_BY_LOAD))
             }
             _ => self.delay,
         }
@@ -96,7 +102,7 @@ mod tests {
     #[test]
     fn fixed_interval_counts_from_beginning_to_beginning() {
         let began = Instant::now();
-        let pace = Pace { delay: 50 * MS, mode: CheckpointMode::Interval };
+        let pace = Pace { delay: 50 * MS, mode: CheckpointMode::Interval, in_flight: 1 };
         let seen = Seen { pause: Some(40 * MS), waits_since: Some(began), ..seen(began) };
         assert_eq!(pace.due(seen), began + 50 * MS);
     }
@@ -104,7 +110,7 @@ mod tests {
     #[test]
     fn output_brings_the_checkpoint_forward_and_never_puts_it_off() {
         let began = Instant::now();
-        let pace = Pace { delay: 1000 * MS, mode: CheckpointMode::Output(10 * MS) };
+        let pace = Pace { delay: 1000 * MS, mode: CheckpointMode::Output(10 * MS), in_flight: 1 };
         assert_eq!(pace.due(seen(began)), began + 1000 * MS);
         let said = |after| Seen { waits_since: Some(began + after), ..seen(began) };
         assert_eq!(pace.due(said(3 * MS)), began + 13 * MS);
@@ -113,10 +119,17 @@ mod tests {
 
     #[test]
     fn guest_loses_no_more_than_its_share() {
-        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Load(5) };
+        let pace = Pace { delay: 10 * MS, mode: CheckpointMode::Load(5), in_flight: 1 };
         assert_eq!(pace.interval(None), 10 * MS);
         assert_eq!(pace.interval(Some(4 * MS)), 80 * MS);
         assert_eq!(pace.interval(Some(MS / 10)), 10 * MS);
+        assert_eq!(
+            pace.interval(Some(1000 * MS)),
+            LONGEST_BY_LOAD,
+            "one pause does not put the next off for 20 s"
+        );
+        let slower = Pace { delay: 60_000 * MS, ..pace };
+        assert_eq!(slower.interval(Some(1000 * MS)), slower.delay);
         // A share of nothing would be never.
         assert_eq!(Pace { mode: CheckpointMode::Load(0), ..pace }.interval(Some(MS)), 100 * MS);
     }

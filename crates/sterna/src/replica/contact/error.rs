@@ -22,6 +22,22 @@ pub enum ContactError {
         /// Who.
         peer: String,
     },
+    /// This side's arbiter cannot be asked.
+    #[error("{0}; nothing has begun")]
+    Arbiter(String),
+    /// The two sides ask two arbiters, and both could win.
+    #[error(
+        "the primary's arbiter is {primary}, and the standby's {standby}: {why}. Both could win, and the guest would run twice, so nothing has \
+         begun: give both sides one arbiter"
+    )]
+    TwoArbiters {
+        /// What the primary's operator calls its arbiter.
+        primary: String,
+        /// What the standby's operator calls its arbiter.
+        standby: String,
+        /// How that is known.
+        why: &'static str,
+    },
     /// No protection can live with these times.
     #[error("the times of the protection: {0}")]
     Terms(#[from] BadTerms),

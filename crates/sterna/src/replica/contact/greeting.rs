@@ -26,18 +26,31 @@ pub fn new_protection(generation: u64) -> Result<Protection, ContactError> {
     Ok(Protection { id: nonce()?, generation })
 }
 
+/// What a primary says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::replica) struct Greeting {
+    /// It cannot stop its guest by itself.
+    pub needs_fence: bool,
+    /// It sends pages as differences over multifd channels (`specs/extension.md §10`).
+    pub sends_differences: bool,
+}
+
 /// The primary greets.
 pub(super) fn greet(
     channel: &Arc<Channel>,
     protection: Protection,
     terms: Terms,
-    needs_fence: bool,
+    greeting: Greeting,
     secret: &Secret,
 ) -> Result<Link, ContactError> {
     terms.check()?;
     let (nonce, binding) = (nonce()?, channel.tls_binding());
     let Protection { id, generation } = protection;
-    let hello = Hello::new(id, generation, needs_fence, to_wire(terms)?, nonce, secret, &binding);
+    let mut hello =
+        Hello::new(id, generation, greeting.needs_fence, to_wire(terms)?, nonce, secret, &binding);
+    if greeting.sends_differences {
+        hello = hello.announcing_differences(secret, &binding);
+    }
     let mut bytes = Vec::with_capacity(Hello::BYTES);
     hello.encode(&mut bytes);
     channel.write_all(&bytes)?;
@@ -55,7 +68,7 @@ pub(super) fn greet(
 pub(super) fn welcome(
     channel: &Arc<Channel>,
     secret: &Secret,
-) -> Result<(Link, Protection, Terms, bool), ContactError> {
+) -> Result<(Link, Protection, Terms, Greeting), ContactError> {
     let mut bytes = [0; Hello::BYTES];
     channel.read_exact(&mut bytes)?;
     let Some((hello, _)) = Hello::decode(&bytes)? else { return Err(stranger(channel)) };
@@ -71,7 +84,8 @@ pub(super) fn welcome(
     channel.write_all(&answer)?;
     let session = Session::new(Role::Standby, secret, &hello, &welcome, &binding);
     let protection = Protection { id: hello.protection_id, generation: hello.generation };
-    Ok((Link::new(Arc::clone(channel), session), protection, terms, hello.needs_fence))
+    let greeting = Greeting { needs_fence: hello.needs_fence, sends_differences: hello.sends_differences };
+    Ok((Link::new(Arc::clone(channel), session), protection, terms, greeting))
 }
 
 fn stranger(channel: &Channel) -> ContactError {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna_transport::Channel;
 use sterna_wire::WireError;
-use sterna_wire::replica::{Message, Session};
+use sterna_wire::replica::{ArbiterIdentity, Message, Session};
 
 use super::error::ContactError;
 
@@ -42,6 +43,29 @@ impl Link {
         // All of its bytes are there, so it cannot be missing one.
         let short =
             || WireError::local("replica message", 0, "specs/replica.md §2", "it is longer than it says");
+        Ok(read.ok_or_else(short)?.0)
+    }
+
+    /// Says which arbiter this side asks.
+    pub(super) fn send_arbiter(&self, identity: &ArbiterIdentity) -> Result<(), ContactError> {
+        let mut bytes = Vec::new();
+        self.sends.lock().seal_arbiter(identity, &mut bytes)?;
+        Ok(self.channel.write_all(&bytes)?)
+    }
+
+    /// Waits, no longer than `most`, for what the peer says of its arbiter.
+    pub(super) fn read_arbiter(&self, most: Duration) -> Result<ArbiterIdentity, ContactError> {
+        self.channel.set_stall_limit(Some(most));
+        let mut head = [0; ArbiterIdentity::HEAD_BYTES];
+        self.channel.read_exact(&mut head)?;
+        let mut bytes = head.to_vec();
+        bytes.resize(head.len() + ArbiterIdentity::rest_bytes(head)?, 0);
+        self.channel.read_exact(&mut bytes[head.len()..])?;
+        // From here on the contact has times of its own.
+        self.channel.set_stall_limit(None);
+        let read = self.reads.lock().open_arbiter(&bytes)?;
+        let short =
+            || WireError::local("replica arbiter", 0, "specs/replica.md §1", "it is longer than it says");
         Ok(read.ok_or_else(short)?.0)
     }
 

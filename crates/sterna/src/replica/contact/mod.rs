@@ -5,6 +5,7 @@
 //! What may take long (a claim, a fence, making a checkpoint ready) has a thread of its own meanwhile, so the lease is seen to
 //! end in time.
 
+mod arbiter;
 mod error;
 mod greeting;
 mod link;
@@ -13,6 +14,7 @@ mod runner;
 mod standby;
 
 pub use error::ContactError;
+pub(in crate::replica) use greeting::Greeting;
 pub use greeting::{Protection, Secret, Terms, new_protection};
 pub use primary::{PrimaryContact, PrimaryGuest};
 pub use runner::{Claims, ContactState};

@@ -10,8 +10,9 @@ use sterna_proto::replica::primary::{self, Action, Event, Outcome, Primary, Stat
 use sterna_transport::Channel;
 use sterna_wire::replica::Message;
 
+use super::arbiter;
 use super::error::ContactError;
-use super::greeting::{Protection, Secret, Terms, greet};
+use super::greeting::{Greeting, Protection, Secret, Terms, greet};
 use super::runner::{Claims, ContactState, Runner};
 use crate::driver::Machine;
 use crate::error::VmError;
@@ -66,7 +67,7 @@ struct Ended {
 }
 
 impl PrimaryContact {
-    /// Greets the standby at the other end of `channel`, and begins with heartbeats.
+    /// Greets the standby at the other end of `channel`, and begins with heartbeats, if both sides ask one arbiter.
     ///
     /// `needs_fence`: the guest may run on although [`PrimaryGuest::stop`] was called, as one of another process does.
     ///
@@ -81,9 +82,25 @@ impl PrimaryContact {
         guest: Arc<dyn PrimaryGuest>,
         claims: Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
-        let link = greet(channel, protection, terms, needs_fence, secret)?;
         // Whoever relays a stream says that a checkpoint was taken before it knows that one is under way.
         let config = primary::Config { protection, terms, in_flight: 2 };
+        let greeting = Greeting { needs_fence, sends_differences: false };
+        Self::begin_as(channel, config, greeting, secret, guest, claims)
+    }
+
+    /// As [`begin`](Self::begin), with all that a greeting says, and so many checkpoints that may be taken and not be held.
+    pub(in crate::replica) fn begin_as(
+        channel: &Arc<Channel>,
+        config: primary::Config,
+        greeting: Greeting,
+        secret: &Secret,
+        guest: Arc<dyn PrimaryGuest>,
+        claims: Arc<dyn Claims>,
+    ) -> Result<Self, ContactError> {
+        let primary::Config { protection, terms, .. } = config;
+        let arbiter = arbiter::found(&*claims)?;
+        let link = greet(channel, protection, terms, greeting, secret)?;
+        arbiter::compare_first(&link, &arbiter, &*claims)?;
         let runner = Runner::new(Primary::new(config, Duration::ZERO), link, claims);
         let contact = Self { runner, ended: Arc::default() };
         contact.spawn("protection", {
@@ -152,12 +169,13 @@ impl PrimaryContact {
         self.runner.driver.feed(Event::Unprotect).map(drop)
     }
 
-    /// Hands the guest over as planned.
+    /// Hands the guest over as planned, if the arbiter can be asked. May take as long as a claim.
     ///
     /// # Errors
     /// The machine's refusal.
     pub fn hand_over(&self) -> Result<(), primary::Refusal> {
-        self.runner.driver.feed(Event::HandOver).map(drop)
+        let is_arbiter_in_reach = self.runner.is_arbiter_in_reach();
+        self.runner.driver.feed(Event::HandOver { is_arbiter_in_reach }).map(drop)
     }
 
     /// Whether what the guest said in this epoch may leave, now.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sterna_proto::replica::Ruling;
+use sterna_wire::replica::ArbiterIdentity;
 
 use super::error::ContactError;
 use super::link::Link;
@@ -26,6 +27,26 @@ pub trait Claims: Send + Sync {
     /// # Errors
     /// Why there is no ruling; the arbiter may have ruled all the same.
     fn claim(&self) -> Result<Ruling, String>;
+
+    /// Which arbiter it is. Both sides are asked when they greet each other, and a protection begins only if they ask one
+    /// ([`ArbiterIdentity::is_same`]). By default nothing is said of it, and two sides that say nothing may go on.
+    ///
+    /// # Errors
+    /// It cannot be asked now.
+    fn arbiter(&self) -> Result<ArbiterIdentity, String> {
+        Ok(ArbiterIdentity::default())
+    }
+
+    /// Whether it can be asked now, as far as that can be known. Claims nothing.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn look(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Both sides have read what [`Claims::arbiter`] found. Called at the primary alone.
+    fn arbiters_compared(&self) {}
 }
 
 impl<F: Fn() -> Result<Ruling, String> + Send + Sync> Claims for F {
@@ -85,7 +106,10 @@ where
 
     /// Notes what an operator should know.
     pub(super) fn note(&self, trouble: impl ToString) {
-        let trouble = trouble.to_string();
+        *self.trouble.lock() = Some(self.log(trouble.to_string()));
+    }
+
+    fn log(&self, trouble: String) -> String {
         let mut logged = self.logged.lock();
         // An arbiter that is out of reach is asked again and again, and so is a guest that does not stop.
         if !logged.contains(&trouble) {
@@ -95,8 +119,7 @@ where
             }
             logged.push_back(trouble.clone());
         }
-        drop(logged);
-        *self.trouble.lock() = Some(trouble);
+        trouble
     }
 
     /// Notes that a connection has ended. Behind the protection's end that is no trouble: the other side closes what is not needed any more.
@@ -121,6 +144,18 @@ where
             tracing::debug!(?action, "a protection");
             if perform(action) {
                 return;
+            }
+        }
+    }
+
+    /// Whether the arbiter can be asked now, where a planned takeover is about to need it.
+    pub(super) fn is_arbiter_in_reach(&self) -> bool {
+        let looked = threads::caught("Claims", || self.claims.look()).map_err(|panic| panic.to_string());
+        match looked.and_then(|looked| looked) {
+            Ok(()) => true,
+            Err(why) => {
+                self.log(format!("a planned takeover needs the arbiter: {why}"));
+                false
             }
         }
     }

@@ -8,8 +8,9 @@ use sterna_proto::replica::standby::{self, Action, Event, Outcome, Standby, Stat
 use sterna_transport::Channel;
 use sterna_wire::replica::Message;
 
+use super::arbiter;
 use super::error::ContactError;
-use super::greeting::{Protection, Secret, Terms, welcome};
+use super::greeting::{Greeting, Protection, Secret, Terms, welcome};
 use super::runner::{Claims, ContactState, Runner};
 use crate::driver::Machine;
 use crate::error::VmError;
@@ -45,7 +46,7 @@ pub struct StandbyContact {
     runner: Arc<Runner<Standby>>,
     protection: Protection,
     terms: Terms,
-    needs_fence: bool,
+    greeting: Greeting,
     ended: Arc<Ended>,
 }
 
@@ -56,7 +57,7 @@ struct Ended {
 }
 
 impl StandbyContact {
-    /// Answers the primary that greets over `channel`, if it knows the secret. `claims` is asked for with the protection, of which
+    /// Answers the primary that greets over `channel`, if it knows the secret and asks the same arbiter. `claims` is asked for with the protection, of which
     /// the generation is part.
     ///
     /// # Errors
@@ -67,10 +68,12 @@ impl StandbyContact {
         guest: Arc<dyn StandbyGuest>,
         claims: impl FnOnce(Protection) -> Arc<dyn Claims>,
     ) -> Result<Self, ContactError> {
-        let (link, protection, terms, needs_fence) = welcome(channel, secret)?;
-        let machine = Standby::new(standby::Config { protection, terms, needs_fence });
-        let runner = Runner::new(machine, link, claims(protection));
-        let contact = Self { runner, protection, terms, needs_fence, ended: Arc::default() };
+        let (link, protection, terms, greeting) = welcome(channel, secret)?;
+        let claims = claims(protection);
+        arbiter::compare_second(&link, &*claims)?;
+        let machine = Standby::new(standby::Config { protection, terms, needs_fence: greeting.needs_fence });
+        let runner = Runner::new(machine, link, claims);
+        let contact = Self { runner, protection, terms, greeting, ended: Arc::default() };
         contact.spawn("standby", {
             let contact = contact.clone();
             move || contact.control(&guest)
@@ -114,7 +117,12 @@ impl StandbyContact {
 
     /// Whether the guest is started here only after a fence has worked.
     pub fn needs_fence(&self) -> bool {
-        self.needs_fence
+        self.greeting.needs_fence
+    }
+
+    /// Whether pages may come as differences over multifd channels.
+    pub(in crate::replica) fn sends_differences(&self) -> bool {
+        self.greeting.sends_differences
     }
 
     /// Whether the primary is in contact, as far as this side knows.
@@ -152,12 +160,13 @@ impl StandbyContact {
         self.runner.tell(event);
     }
 
-    /// The operator wants a takeover.
+    /// The operator wants a takeover. For a planned one the arbiter is asked first whether it is there, which may take as long as a claim.
     ///
     /// # Errors
     /// The machine's refusal.
     pub fn take_over(&self, is_planned: bool) -> Result<(), standby::Refusal> {
-        self.runner.driver.feed(Event::TakeOver { is_planned }).map(drop)
+        let is_arbiter_in_reach = !is_planned || self.runner.is_arbiter_in_reach();
+        self.runner.driver.feed(Event::TakeOver { is_planned, is_arbiter_in_reach }).map(drop)
     }
 
     /// The operator wants the failed step again.
@@ -223,7 +232,14 @@ impl StandbyContact {
             }
             Action::Prepare(checkpoint) => {
                 let guest = Arc::clone(guest);
-                let prepare = move || guest.prepare(checkpoint).map(|()| Event::Prepared).map_err(text);
+                let asked = Arc::clone(runner);
+                let prepare = move || {
+                    guest.prepare(checkpoint).map_err(text)?;
+                    // Only a guest that was given can go back.
+                    let is_given = asked.driver.inspect(Standby::is_given);
+                    let is_arbiter_in_reach = !is_given || asked.is_arbiter_in_reach();
+                    Ok(Event::Prepared { is_arbiter_in_reach })
+                };
                 runner.beside("making the checkpoint ready", prepare, Event::PrepareFailed);
             }
             Action::Claim => {

@@ -11,16 +11,20 @@ mod statistics;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna_proto::replica::primary::{Event, Outcome, Refusal, State};
+use sterna_proto::replica::primary::{self, Event, Outcome, Refusal, State};
 use sterna_transport::{Address, CancelFlag, Channel};
 
 pub use gate::{ByteGate, EpochGate, GateStatistics, JoinedGate, MaySay, NoOutput, PacketGate, PacketLane};
 pub use statistics::{DeltaStatistics, PrimaryStatistics};
 
-use super::contact::{Claims, ContactError, ContactState, PrimaryContact, Protection, Secret, Terms};
+use super::contact::{
+    Claims, ContactError, ContactState, Greeting, PrimaryContact, Protection, Secret, Terms,
+};
 use crate::events::Observer;
 use crate::outgoing::Migration;
-use crate::outgoing::protection::{CheckpointMode, Pace, Protecting, Staging};
+use crate::outgoing::protection::{
+    CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging,
+};
 use crate::params::{Capabilities, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
@@ -40,9 +44,16 @@ pub struct PrimaryOptions {
     pub checkpoint_delay: Duration,
     /// `x-sterna-checkpoint-mode`: what else decides when a checkpoint is taken. May change later ([`Primary::set_checkpoint_mode`]).
     pub checkpoint_mode: CheckpointMode,
-    /// `x-sterna-checkpoint-buffer-size`: the most bytes of pages that are copied while the guest stands. If more pages are dirty, the guest
-    /// stands until they are sent. Memory is taken only as it is needed.
+    /// `x-sterna-checkpoints-in-flight`: so many checkpoints, 1 to [`MOST_IN_FLIGHT`], may be taken and not be held yet. They share the
+    /// buffer. May change later ([`Primary::set_checkpoints_in_flight`]).
+    pub checkpoints_in_flight: u8,
+    /// `x-sterna-checkpoint-buffer-size`: the most bytes of pages that are copied while the guest stands. If a checkpoint's pages do not fit
+    /// beside those that travel, it is taken later; if they do not fit alone, the guest stands until they are sent. Memory is taken only as
+    /// it is needed.
     pub buffer_bytes: u64,
+    /// `x-sterna-checkpoint-copy`: whether pages are copied while the guest stands or when it goes on. May change later
+    /// ([`Primary::set_checkpoint_copy`]).
+    pub checkpoint_copy: CheckpointCopy,
     /// The times that both sides agree on.
     pub terms: Terms,
 }
@@ -52,7 +63,9 @@ impl Default for PrimaryOptions {
         Self {
             checkpoint_delay: Duration::from_millis(50),
             checkpoint_mode: CheckpointMode::Interval,
+            checkpoints_in_flight: 1,
             buffer_bytes: 256 << 20,
+            checkpoint_copy: CheckpointCopy::Auto,
             terms: Terms::default(),
         }
     }
@@ -115,6 +128,7 @@ impl Primary {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, ProtectError> {
         check(options)?;
+        Migration::check_protected(to, &capabilities, vm.as_ref())?;
         let (tls, limit) = (params.tls.as_ref(), params.limits.setup);
         let contact = Channel::connect_with(to, tls, limit, &CancelFlag::new(), Arc::new);
         let contact = contact.map_err(ContactError::from)?;
@@ -138,8 +152,10 @@ impl Primary {
     ) -> Result<Self, ProtectError> {
         let Guardians { protection, secret, claims, gate } = guardians;
         check(options)?;
+        Migration::check_protected(to, &capabilities, vm.as_ref())?;
         let staging = Staging::new(&vm.ram(), options.buffer_bytes)
             .map_err(|error| StartError::System(error.to_string()))?;
+        staging.set_way(options.checkpoint_copy);
         let guest = Arc::new(ProtectedGuest::new(Arc::clone(&gate)));
         let asked = Arc::downgrade(&guest);
         gate.ask_when_full(Arc::new(move || {
@@ -147,10 +163,19 @@ impl Primary {
                 guest.want_checkpoint(false);
             }
         }));
-        let contact =
-            PrimaryContact::begin(channel, protection, options.terms, false, &secret, guest.clone(), claims)?;
+        // The pace keeps the number. What has arrived may not be answered yet.
+        let in_flight = u64::from(MOST_IN_FLIGHT) + 1;
+        let config = primary::Config { protection, terms: options.terms, in_flight };
+        // Records of the main channel have a form that every standby knows.
+        let sends_differences = capabilities.xbzrle && capabilities.multifd;
+        let greeting = Greeting { needs_fence: false, sends_differences };
+        let contact = PrimaryContact::begin_as(channel, config, greeting, &secret, guest.clone(), claims)?;
         let overseer = PrimaryOverseer::new(contact.clone(), &guest, Arc::clone(&gate));
-        let pace = Pace { delay: options.checkpoint_delay, mode: options.checkpoint_mode };
+        let pace = Pace {
+            delay: options.checkpoint_delay,
+            mode: options.checkpoint_mode,
+            in_flight: options.checkpoints_in_flight,
+        };
         let protecting = Arc::new(Protecting::new(Arc::new(overseer), staging, pace));
         let seeded = Arc::clone(&protecting);
         let begun = Migration::begin_protected(vm, to, params, capabilities, observer, seeded);
@@ -181,7 +206,9 @@ impl Primary {
     pub fn statistics(&self) -> PrimaryStatistics {
         let (protecting, pace) = (&self.protecting, *self.protecting.pace.lock());
         let (held, output) = (self.contact.held(), self.gate.statistics());
-        PrimaryStatistics::of((&protecting.counts.lock(), &protecting.deltas), &pace, held, output)
+        let copies = protecting.staging.copy_counts();
+        let counts = (&*protecting.counts.lock(), &*protecting.deltas, &copies);
+        PrimaryStatistics::of(counts, &pace, held, output)
     }
 
     /// Changes the interval between checkpoints, and asks for one at once, as QEMU does.
@@ -199,6 +226,27 @@ impl Primary {
     pub fn set_checkpoint_mode(&self, mode: CheckpointMode) {
         self.protecting.pace.lock().mode = mode;
         self.migration.nudge();
+    }
+
+    /// Changes how many checkpoints may be taken and not be held yet.
+    ///
+    /// # Errors
+    /// [`SettingsError::CheckpointsInFlight`]: none, or too many.
+    pub fn set_checkpoints_in_flight(&self, in_flight: u8) -> Result<(), SettingsError> {
+        check_in_flight(in_flight)?;
+        self.protecting.pace.lock().in_flight = in_flight;
+        self.migration.nudge();
+        Ok(())
+    }
+
+    /// Changes whether pages of checkpoints are copied while the guest stands or when it goes on, from the next one on.
+    pub fn set_checkpoint_copy(&self, way: CheckpointCopy) {
+        self.protecting.staging.set_way(way);
+    }
+
+    /// Why pages of checkpoints are copied while the guest stands, where the setting would have it otherwise.
+    pub fn why_copied(&self) -> Option<String> {
+        self.protecting.staging.copy_counts().why_copied
     }
 
     /// Asks for a checkpoint at once.
@@ -262,12 +310,20 @@ impl Primary {
 
 fn check(options: &PrimaryOptions) -> Result<(), ProtectError> {
     check_delay(options.checkpoint_delay)?;
+    check_in_flight(options.checkpoints_in_flight)?;
     Ok(options.terms.check().map_err(ContactError::from)?)
 }
 
 fn check_delay(delay: Duration) -> Result<(), SettingsError> {
     if delay < LEAST_CHECKPOINT_DELAY {
         return Err(SettingsError::CheckpointDelay { least: LEAST_CHECKPOINT_DELAY });
+    }
+    Ok(())
+}
+
+fn check_in_flight(in_flight: u8) -> Result<(), SettingsError> {
+    if !(1..=MOST_IN_FLIGHT).contains(&in_flight) {
+        return Err(SettingsError::CheckpointsInFlight);
     }
     Ok(())
 }

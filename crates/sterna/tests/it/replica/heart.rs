@@ -7,7 +7,7 @@ use std::time::Duration;
 use sterna::Address;
 use sterna::replica::{Protection, Secret};
 use sterna_wire::extension::ChannelBinding;
-use sterna_wire::replica::{Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{ArbiterIdentity, Hello, Message, Role, Session, Terms, Welcome};
 
 use crate::support;
 
@@ -38,11 +38,26 @@ fn terms(is_long: bool) -> Terms {
 impl Heart {
     /// Greets. The guest cannot be stopped from its side, as a QEMU's.
     pub fn greet(to: &Address, secret: &Secret, is_long: bool) -> io::Result<Self> {
+        Self::greet_with(to, secret, is_long, |hello, _| hello)
+    }
+
+    /// As a Sterna that sends pages as differences over multifd channels.
+    pub fn greet_announcing_differences(to: &Address, secret: &Secret) -> io::Result<Self> {
+        Self::greet_with(to, secret, true, |hello, binding| hello.announcing_differences(secret, binding))
+    }
+
+    fn greet_with(
+        to: &Address,
+        secret: &Secret,
+        is_long: bool,
+        and: impl FnOnce(Hello, &ChannelBinding) -> Hello,
+    ) -> io::Result<Self> {
         let mut socket = TcpStream::connect(("127.0.0.1", support::port(to)))?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
         let binding: ChannelBinding = None;
         let Protection { id, generation } = PROTECTION;
         let hello = Hello::new(id, generation, true, terms(is_long), [1; 16], secret, &binding);
+        let hello = and(hello, &binding);
         let mut bytes = Vec::new();
         hello.encode(&mut bytes);
         socket.write_all(&bytes)?;
@@ -51,7 +66,23 @@ impl Heart {
         let (welcome, _) = Welcome::decode(&answer).expect("a welcome").expect("whole");
         assert!(welcome.is_authentic(&hello, secret, &binding));
         let session = Session::new(Role::Primary, secret, &hello, &welcome, &binding);
-        Ok(Self { socket, sends: session.clone(), reads: session, beats: 0 })
+        let mut heart = Self { socket, sends: session.clone(), reads: session, beats: 0 };
+        heart.compare_arbiters(&ArbiterIdentity::default())?;
+        Ok(heart)
+    }
+
+    fn compare_arbiters(&mut self, identity: &ArbiterIdentity) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        self.sends.seal_arbiter(identity, &mut bytes).expect("short");
+        self.socket.write_all(&bytes)?;
+        let mut head = [0; ArbiterIdentity::HEAD_BYTES];
+        self.socket.read_exact(&mut head)?;
+        let mut bytes = head.to_vec();
+        bytes.resize(head.len() + ArbiterIdentity::rest_bytes(head).expect("permitted"), 0);
+        self.socket.read_exact(&mut bytes[head.len()..])?;
+        let (theirs, _) = self.reads.open_arbiter(&bytes).expect("authentic").expect("whole");
+        assert!(theirs.is_same(identity), "{theirs:?}");
+        Ok(())
     }
 
     pub fn say(&mut self, message: Message) {

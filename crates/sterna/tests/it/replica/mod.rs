@@ -1,5 +1,6 @@
 //! A standby and a COLO primary made by hand: what it holds, what it promises, and what it takes over.
 
+mod differences;
 mod golden;
 mod heart;
 mod primary;

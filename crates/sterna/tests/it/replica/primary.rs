@@ -10,7 +10,7 @@ use sterna_wire::colo::Message;
 use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part,
 };
-use sterna_wire::multifd::{InitialPacket, Method, RamPacketEncoder};
+use sterna_wire::multifd::{InitialPacket, Method, RamPacketEncoder, push_difference};
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::vmdesc;
 
@@ -216,6 +216,24 @@ impl Primary {
             self.packets += 1;
             let lane = index % self.lanes.len();
             let _ = self.lanes[lane].write_all(&[&packet[..], &payload[..]].concat());
+        }
+    }
+
+    /// A packet for each page that comes as a difference, over all lanes in turn; the guest has what a sound one makes of them.
+    pub fn send_deltas_on_lanes(&mut self, deltas: &[(usize, usize, &[u8])]) {
+        for (index, &(block, page, delta)) in deltas.iter().enumerate() {
+            let offset = page * PAGE_SIZE;
+            let mut encoder = RamPacketEncoder::new(Method::None);
+            encoder.begin(BLOCKS[block].0).unwrap();
+            assert!(encoder.push_normal(offset as u64));
+            let mut payload = Vec::new();
+            push_difference(delta, &mut payload).unwrap();
+            let packet = encoder.finish_differences(self.packets, payload.len() as u32);
+            self.packets += 1;
+            let lane = index % self.lanes.len();
+            let _ = self.lanes[lane].write_all(&[&packet[..], &payload[..]].concat());
+            let bytes = &mut self.ram[block][offset..offset + PAGE_SIZE];
+            let _ = sterna_wire::xbzrle::apply(delta, bytes.try_into().unwrap());
         }
     }
 

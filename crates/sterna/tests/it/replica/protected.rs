@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the arbiter and the fence do, and what was done, in order.
 #[derive(Default)]
-struct World {
+pub(super) struct World {
     ruling: Mutex<Option<Ruling>>,
     /// The fence fails so many times.
     fails: AtomicU64,
@@ -77,14 +77,14 @@ impl Survivor for Noted {
     }
 }
 
-struct Bench {
-    standby: Standby,
+pub(super) struct Bench {
+    pub(super) standby: Standby,
     world: Arc<World>,
     directory: TempDir,
 }
 
 impl Bench {
-    fn new(world: Arc<World>, lanes: u8, options: &StandbyOptions, is_required: bool) -> Self {
+    pub(super) fn new(world: Arc<World>, lanes: u8, options: &StandbyOptions, is_required: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let survivor = Arc::new(Noted(ImageSurvivor::new(plan(&directory)), world.clone()));
         let (asked, fenced) = (world.clone(), world.clone());
@@ -124,7 +124,7 @@ impl Bench {
         Heart::greet(&self.standby.address(), &secret(), is_long).expect("greeted")
     }
 
-    fn seed(&self, lanes: u8) -> Primary {
+    pub(super) fn seed(&self, lanes: u8) -> Primary {
         Primary::seed(&self.standby.address(), lanes)
     }
 
@@ -140,7 +140,7 @@ impl Bench {
         wait_for(&format!("{state:?}"), || self.state() == state);
     }
 
-    fn trouble(&self) -> String {
+    pub(super) fn trouble(&self) -> String {
         self.standby.contact().expect("a contact").state().trouble.unwrap_or_default()
     }
 
@@ -153,7 +153,7 @@ impl Bench {
     }
 }
 
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(super) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
         assert!(begin.elapsed() < PATIENCE, "{what} did not come");

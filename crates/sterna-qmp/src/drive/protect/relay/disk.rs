@@ -4,7 +4,8 @@
 //! disk alone, and goes on. So whatever the standby gets of the stream from then on may lack writes. Therefore
 //!
 //! * where the standby's side ends, the whole stream to the standby is closed before QEMU's side of the disk is,
-//! * and nothing that QEMU says in the stream is handed on once it has closed its side of a disk ([`Shared::check_disks`]).
+//! * nothing that QEMU says in the stream is handed on once it has closed its side of a disk ([`Shared::check_disks`]),
+//! * and QEMU is asked in each checkpoint whether it still writes all of its disks there ([`Shared::ask_about_disks`]).
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -16,6 +17,7 @@ use parking_lot::Mutex;
 use sterna_transport::Channel;
 use sterna_wire::nbd::DiskHello;
 
+use super::outlet::Outlet;
 use super::pair::DiskPair;
 use super::{CONNECT_LIMIT, Ended, LOOK, PIECE_BYTES, Relay, Shared, spawn};
 
@@ -53,6 +55,26 @@ impl Shared {
             )),
             false => Ok(()),
         }
+    }
+
+    /// Asks QEMU, beside the stream, whether it still writes its disks at the standby. A node that was taken out of its disk keeps its
+    /// connection, over which nothing comes.
+    pub(super) fn ask_about_disks(self: &Arc<Self>, outlet: &Arc<Outlet>) -> Result<(), Ended> {
+        if self.state.lock().disks.is_empty() {
+            return Ok(());
+        }
+        outlet.ask();
+        let (shared, outlet) = (Arc::clone(self), Arc::clone(outlet));
+        let ask = move || {
+            let steps = shared.steps.upgrade().ok_or_else(|| Ended::new("the protection was given up"));
+            let asked = steps.and_then(|steps| steps.check_disks().map_err(Ended::new));
+            let asked = asked.and_then(|()| shared.check_disks());
+            let gone = asked.and_then(|()| outlet.answered().map_err(Ended::of_standby));
+            if let Err(ended) = gone {
+                shared.over(ended);
+            }
+        };
+        spawn("relay asks", ask).map_err(|error| Ended::new(format!("the host refuses a thread: {error}")))
     }
 
     fn accept_disk(self: &Arc<Self>, listener: &UnixListener) -> Result<(), Ended> {

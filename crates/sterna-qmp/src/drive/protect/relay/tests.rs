@@ -40,6 +40,12 @@ impl Steps for Recorder {
     fn received(&self, number: u64) -> bool {
         self.step(format!("received {number}"))
     }
+    fn check_disks(&self) -> Result<(), String> {
+        match self.step("disks".to_owned()) {
+            true => Ok(()),
+            false => Err("a disk lacks its child".to_owned()),
+        }
+    }
     fn ended(&self, why: String, is_standbys_fault: bool) {
         self.steps.lock().send(format!("ended, {is_standbys_fault}: {why}")).unwrap();
     }
@@ -123,6 +129,62 @@ impl Lab {
         assert_eq!(read::<16>(&mut self.qemu)[..], [&SHUT[..], &READY, &REPLY].concat());
         self.say(&[&RECEIVED, &LOADED]);
         assert_eq!(self.step(), "received 1");
+    }
+}
+
+#[test]
+fn last_piece_of_a_checkpoint_waits_until_qemu_has_answered_about_its_disks() {
+    for is_whole in [true, false] {
+        let mut lab = lab();
+        let _disk = lab.disk();
+        lab.say(&[&SHUT, &READY, &REPLY]);
+        for step in ["ready", "reply 1"] {
+            assert_eq!(lab.step(), step);
+            lab.go.send(true).unwrap();
+        }
+        assert_eq!(read::<16>(&mut lab.qemu)[..], [&SHUT[..], &READY, &REPLY].concat());
+
+        // The guest stands. What has something behind it goes on, for QEMU would not answer otherwise.
+        lab.qemu.write_all(b"SEND").unwrap();
+        assert_eq!(lab.step(), "disks");
+        let mut sent = Vec::new();
+        while lab.relay.bytes() < 8 + 3 * PIECE_BYTES as u64 {
+            sent.extend_from_slice(&[7; PIECE_BYTES]);
+            lab.qemu.write_all(&[7; PIECE_BYTES]).unwrap();
+            let mut come = vec![0; PIECE_BYTES / 2];
+            lab.standby.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            while lab.standby.read(&mut come).is_ok_and(|length| length > 0) {}
+        }
+        lab.qemu.write_all(b"LAST").unwrap();
+        let begin = Instant::now();
+        let mut heard = Vec::new();
+        while begin.elapsed() < Duration::from_millis(300) {
+            let mut come = [0; 4096];
+            if let Ok(length) = lab.standby.read(&mut come) {
+                heard.extend_from_slice(&come[..length]);
+            }
+        }
+        assert!(!heard.ends_with(b"LAST"), "it did not wait");
+
+        lab.standby.set_read_timeout(Some(PATIENCE)).unwrap();
+        lab.go.send(is_whole).unwrap();
+
+        let mut rest = Vec::new();
+        if is_whole {
+            while !rest.ends_with(b"LAST") {
+                let mut come = [0; 4096];
+                let length = lab.standby.read(&mut come).unwrap();
+                assert!(length > 0, "it ended");
+                rest.extend_from_slice(&come[..length]);
+            }
+            // Until the next checkpoint nothing waits.
+            lab.qemu.write_all(b"NEXT").unwrap();
+            assert_eq!(read(&mut lab.standby), *b"NEXT");
+        } else {
+            lab.standby.read_to_end(&mut rest).unwrap();
+            assert!(!rest.ends_with(b"LAST"), "what the standby must not have");
+            assert_eq!(lab.step(), "ended, false: a disk lacks its child");
+        }
     }
 }
 

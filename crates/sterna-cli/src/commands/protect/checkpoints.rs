@@ -1,0 +1,54 @@
+//! When a Sterna VM takes checkpoints: options that a QEMU does not have.
+
+use serde_json::{Map, Value};
+
+use crate::units;
+
+/// When checkpoints are taken. What is not given stays as the VM has it.
+#[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = "Options for the checkpoints of a Sterna VM")]
+pub struct Checkpoints {
+    /// What makes a checkpoint due: the interval, output that waits, or the share of its time that the guest stands
+    #[arg(long, value_name = "MODE", value_parser = ["interval", "output", "load"])]
+    pub checkpoint_mode: Option<String>,
+    /// With --checkpoint-mode output: milliseconds that output waits until a checkpoint is taken for it
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
+    pub output_delay: Option<u32>,
+    /// With --checkpoint-mode load: percent of its time that the guest may stand
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=90))]
+    pub checkpoint_overhead: Option<u8>,
+    /// How many checkpoints may be taken and not be held by the standby yet
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=4))]
+    pub in_flight: Option<u8>,
+    /// Send differences to what the standby holds (xbzrle), and keep at most so many bytes of pages for that; a power of two
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64M", value_parser = units::parse_size)]
+    pub delta: Option<u64>,
+}
+
+impl Checkpoints {
+    /// Each option that is given, the parameter that it sets, and its value.
+    fn given(&self) -> Vec<(&'static str, &'static str, Value)> {
+        let all = [
+            ("--checkpoint-mode", "x-sterna-checkpoint-mode", self.checkpoint_mode.clone().map(Value::from)),
+            ("--output-delay", "x-sterna-output-delay", self.output_delay.map(Value::from)),
+            (
+                "--checkpoint-overhead",
+                "x-sterna-checkpoint-overhead",
+                self.checkpoint_overhead.map(Value::from),
+            ),
+            ("--in-flight", "x-sterna-checkpoints-in-flight", self.in_flight.map(Value::from)),
+            ("--delta", "xbzrle-cache-size", self.delta.map(Value::from)),
+        ];
+        all.into_iter().filter_map(|(option, name, value)| Some((option, name, value?))).collect()
+    }
+
+    /// One of the options that are given.
+    pub fn first(&self) -> Option<&'static str> {
+        self.given().first().map(|(option, ..)| *option)
+    }
+
+    /// The migration parameters that they set.
+    pub fn parameters(&self) -> Map<String, Value> {
+        self.given().into_iter().map(|(_, name, value)| (name.to_owned(), value)).collect()
+    }
+}

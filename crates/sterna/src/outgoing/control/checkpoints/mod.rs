@@ -1,0 +1,268 @@
+//! Checkpoints of a protected guest, after its seeding (`specs/colo.md §3` to §5, `specs/replica.md §4`).
+//!
+//! The guest stands while the last sync is done, its devices are saved and its dirty pages are copied or write-protected; then it goes on,
+//! and the checkpoint travels. Others may be taken meanwhile; they wait for their turn. If the pages do not fit the staging memory although nothing travels,
+//! the guest stands until they are sent.
+
+mod standing;
+mod taking;
+mod travel;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_wire::colo::MessageKind;
+
+use super::Control;
+use crate::device_stream::AskCheckpoint;
+use crate::error::MigrationError;
+use crate::events::Event;
+use crate::interruption::Break;
+use crate::outgoing::main_stream::DeviceCollector;
+use crate::outgoing::protection::{Protecting, Seen, Staging, Withholder, counts_from};
+use crate::threads::{call, caught};
+use crate::vm::RunState;
+use taking::{Paused, note_pause};
+use travel::Travel;
+
+/// Between two looks for the standby's answer by the contact, when a checkpoint is due.
+const SHORT_LOOK: Duration = Duration::from_micros(200);
+/// Between two looks while a checkpoint that is on its way has to come first. News of that wake the thread.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the taking of checkpoints remembers.
+struct Checkpoints {
+    travel: Travel,
+    devices: DeviceCollector,
+    /// The number of the last one that was taken.
+    number: u64,
+    began: Instant,
+    /// What the guest has stood for since then without a checkpoint.
+    in_vain: Duration,
+    /// The next one does not fit beside those that travel.
+    waits_for_room: bool,
+}
+
+/// Ends the copying of checkpoints, also in a panic.
+struct Ends<'a>(&'a Staging);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl Control {
+    /// Performs `TakeCheckpoints`: returns when the machine wants something else done, which it does when the protection ends.
+    pub(super) fn take_checkpoints(&mut self) -> Result<(), Break> {
+        let Some(protecting) = self.shared.protecting.clone() else {
+            return Err(MigrationError::Internal("a seeding without a protection".to_owned()).into());
+        };
+        // Whatever ends checkpoints, no write of the guest is held afterwards.
+        let ends = Ends(&protecting.staging);
+        // Here the handover machine hears of no failure: a panic must not end checkpoints without a word.
+        let followed = caught("a checkpoint", || self.follow_pace(&protecting));
+        match followed.unwrap_or_else(|panic| Err(panic.into())) {
+            Err(Break::Failed(error)) => {
+                tracing::debug!(%error, "checkpoints end");
+                drop(ends);
+                protecting.inbox.fail(error.clone());
+                self.shared.note_error(error.clone());
+                protecting.overseer.failed(&error);
+                // The protection's machine decides who runs the guest now.
+                self.waits.until(|| None::<()>)
+            }
+            other => other,
+        }
+    }
+
+    fn follow_pace(&mut self, protecting: &Protecting) -> Result<(), Break> {
+        self.waits.until(|| protecting.inbox.take(MessageKind::CheckpointReady))??;
+        if let Some(streams) = &self.epoch_streams {
+            streams.limit(protecting.staging.limit_bytes(), &self.asking_for_checkpoints())?;
+        }
+        let devices = self.main()?.with(|stream| Ok(stream.device_collector()))?;
+        let mut checkpoints = Checkpoints {
+            travel: Travel::default(),
+            devices,
+            number: 0,
+            began: Instant::now(),
+            in_vain: Duration::ZERO,
+            waits_for_room: false,
+        };
+        loop {
+            self.await_next(protecting, &mut checkpoints)?;
+            match protecting.take_wanted() {
+                true => return self.last_checkpoint(protecting, &mut checkpoints),
+                false => self.checkpoint(protecting, &mut checkpoints)?,
+            }
+        }
+    }
+
+    /// How a device asks for a checkpoint whose changes have come to their limit.
+    fn asking_for_checkpoints(&self) -> AskCheckpoint {
+        let shared = Arc::downgrade(&self.shared);
+        Arc::new(move || {
+            let Some(shared) = shared.upgrade() else { return };
+            if let Some(protecting) = &shared.protecting {
+                protecting.want(false);
+                shared.driver.nudge();
+            }
+        })
+    }
+
+    /// Waits until a checkpoint is due and may be taken. Those that travel go on meanwhile.
+    fn await_next(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
+        loop {
+            self.advance(protecting, &mut now.travel)?;
+            if let Some(error) = protecting.inbox.error() {
+                return Err(error.into());
+            }
+            let pace = *protecting.pace.lock();
+            let left = due(protecting, now.began).saturating_duration_since(Instant::now());
+            let (is_wanted, is_last) = protecting.wanted();
+            let is_due = is_wanted || left.is_zero();
+            let stands_alone = is_last || now.waits_for_room;
+            let has_room = match stands_alone {
+                true => now.travel.is_empty(),
+                false => self.may_join(protecting, &now.travel, pace.in_flight),
+            };
+            if is_due && has_room && protecting.overseer.may_take(is_last) {
+                return Ok(());
+            }
+            let left = match is_due {
+                // What it waits for comes without a nudge: the standby's answer, by way of the contact.
+                true if has_room => SHORT_LOOK,
+                true => LOOK,
+                false => left.min(pace.look()),
+            };
+            let shared = self.shared.clone();
+            let is_news = || now.travel.has_news(&shared, protecting) || (!is_due && protecting.wanted().0);
+            self.waits.at_most(left, || is_news().then_some(()))?;
+        }
+    }
+
+    /// Whether another checkpoint may be on its way beside those that travel. What they bring of devices counts against the same limit as
+    /// copies of pages do.
+    fn may_join(&self, protecting: &Protecting, travel: &Travel, in_flight: u8) -> bool {
+        travel.is_empty()
+            || travel.count() < in_flight.into() && travel.device_bytes() < protecting.staging.limit_bytes()
+    }
+
+    /// Takes a checkpoint. Where one alone may travel, the standby is asked for room first: so it is no older than it has to be.
+    fn checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
+        now.began = counted(protecting, now.began);
+        if protecting.pace.lock().in_flight == 1 && now.travel.is_empty() {
+            self.await_room(protecting, &mut now.travel)?;
+        }
+        let vm = &self.shared.vm;
+        let holds_writes = call("SourceVm::may_hold_writes", || vm.may_hold_writes());
+        if let Some(text) = protecting.staging.prepare(holds_writes) {
+            self.shared.tell(&Event::Warning(text));
+        }
+        let stopped = Instant::now();
+        match self.pause(protecting, now.number + 1, &mut now.devices)? {
+            Paused::Taken(taken) => {
+                protecting.staging.go_on();
+                has_taken(protecting, now, taken.brought(), stopped.elapsed());
+                now.travel.push(taken);
+                Ok(())
+            }
+            Paused::NoRoom if now.travel.is_empty() => {
+                now.in_vain += stopped.elapsed();
+                self.uncopied(protecting, now)
+            }
+            Paused::NoRoom => {
+                // The guest goes on until those that travel are held; then there may be room.
+                now.in_vain += stopped.elapsed();
+                now.waits_for_room = true;
+                protecting.want(false);
+                Ok(())
+            }
+            Paused::Standing(error) => Err(error.into()),
+            // No other is taken. Those that travel arrive, if the connection lasts.
+            Paused::Withheld => self.travel_until(protecting, &mut now.travel, |_| false),
+        }
+    }
+
+    /// The guest stands until all of the checkpoint is sent.
+    fn uncopied(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
+        self.await_room(protecting, &mut now.travel)?;
+        let stopped = Instant::now();
+        self.withhold(protecting, Withholder::Checkpoint)?;
+        let taken = self.take_uncopied(protecting, now.number + 1, false, &mut now.devices);
+        let sent = taken.map_err(Break::from).and_then(|taken| {
+            let brought = taken.brought();
+            now.travel.push(taken);
+            self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
+            Ok(brought)
+        });
+        let went_on = self.shared.give_guest_back(protecting, Withholder::Checkpoint);
+        let brought = sent?;
+        went_on?;
+        has_taken(protecting, now, brought, stopped.elapsed());
+        protecting.counts.lock().unstaged += 1;
+        Ok(())
+    }
+
+    /// One after which the guest stays stopped.
+    fn last_checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
+        // The order may have come when others travelled.
+        self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
+        self.await_room(protecting, &mut now.travel)?;
+        let stopped = Instant::now();
+        self.withhold(protecting, Withholder::Overseer)?;
+        let taken = self.take_uncopied(protecting, now.number + 1, true, &mut now.devices)?;
+        has_taken(protecting, now, taken.brought(), stopped.elapsed());
+        now.travel.push(taken);
+        self.travel_until(protecting, &mut now.travel, Travel::is_empty)?;
+        // What the standby does with its connections is its own affair now.
+        self.waits.until(|| None::<()>)
+    }
+
+    fn await_room(&mut self, protecting: &Protecting, travel: &mut Travel) -> Result<(), Break> {
+        self.ask_for_room(travel)?;
+        self.travel_until(protecting, travel, Travel::is_granted)
+    }
+
+    fn travel_until(
+        &mut self,
+        protecting: &Protecting,
+        travel: &mut Travel,
+        is_so: impl Fn(&Travel) -> bool,
+    ) -> Result<(), Break> {
+        loop {
+            self.advance(protecting, travel)?;
+            if is_so(travel) {
+                return Ok(());
+            }
+            let shared = self.shared.clone();
+            self.waits.until(|| travel.has_news(&shared, protecting).then_some(()))?;
+        }
+    }
+
+    fn withhold(&mut self, protecting: &Protecting, who: Withholder) -> Result<(), Break> {
+        self.ran_before = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
+        Ok(self.shared.withhold_guest(protecting, who)?)
+    }
+}
+
+fn due(protecting: &Protecting, began: Instant) -> Instant {
+    let pause = protecting.counts.lock().pause;
+    let waits_since = protecting.overseer.output_waits_since();
+    protecting.pace.lock().due(Seen { began, pause, waits_since })
+}
+
+/// From when the interval after the checkpoint counts that begins now.
+fn counted(protecting: &Protecting, last_began: Instant) -> Instant {
+    let due = due(protecting, last_began);
+    let pause = protecting.counts.lock().pause;
+    let interval = protecting.pace.lock().interval(pause);
+    counts_from(due, Instant::now(), interval)
+}
+
+fn has_taken(protecting: &Protecting, now: &mut Checkpoints, brought: (u64, u64), pause: Duration) {
+    now.number += 1;
+    now.waits_for_room = false;
+    note_pause(protecting, brought, pause + std::mem::take(&mut now.in_vain));
+}

@@ -1,0 +1,166 @@
+//! A guest that does what a test says, and takes a checkpoint when the test says so.
+
+use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
+use sterna::replica::PrimaryStatistics;
+
+use super::*;
+use crate::plain::Plain;
+
+/// Pages of the two blocks.
+pub const PAGES: [u64; 2] = [600, 40];
+
+pub fn memory() -> GuestRam {
+    let block = |(name, pages): (&str, u64)| {
+        RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).expect("memory")
+    };
+    GuestRam::new([("m0", PAGES[0]), ("m1", PAGES[1])].map(block).to_vec()).expect("memory")
+}
+
+pub struct Led {
+    pub here: Arc<Plain>,
+    pub there: Arc<Plain>,
+    pub primary: Primary,
+    pub standby: Standby,
+    pub arbiter: Arc<Arbiter>,
+    /// Checkpoints so far.
+    number: u64,
+    link: Proxy,
+    /// Nothing of the guest's state goes on to the standby.
+    holds_back: Arc<AtomicBool>,
+}
+
+impl Led {
+    /// Some of its pages are zero.
+    pub fn new(way: &Way, cache_pages: u64) -> Self {
+        let here = Plain::new(memory());
+        for (block, pages) in PAGES.into_iter().enumerate() {
+            for page in (0..pages).filter(|page| page % 3 > 0) {
+                here.ram.block(block).write(page * PAGE_SIZE as u64, &noise(page)).unwrap();
+            }
+        }
+        Self::protect(here, way, cache_pages, 1)
+    }
+
+    /// Protects the guest by a new standby, and takes the first checkpoint.
+    pub fn protect(here: Arc<Plain>, way: &Way, cache_pages: u64, generation: u64) -> Self {
+        let there = Plain::new(memory());
+        let (params, capabilities) = way.settings();
+        let params = Parameters { xbzrle_cache_bytes: cache_pages * PAGE_SIZE as u64, ..params };
+        let arbiter = Arc::<Arbiter>::default();
+        let claims = Arc::clone(&arbiter);
+        let rules = ContactRules {
+            secret: Secret::from_bytes([3; 32]),
+            is_required: true,
+            claims: Arc::new(move |_| claims.of("standby")),
+            fence: Arc::new(|_| panic!("a guest of this process stops by itself")),
+        };
+        let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
+        let survivor = Arc::new(VmSurvivor::new(Arc::clone(&there) as _).expect("the place is free"));
+        let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
+        // A receiver takes differences whether it was told of them or not.
+        let theirs = Capabilities { xbzrle: false, ..capabilities };
+        let standby =
+            Standby::protect(&at, &options, params.clone(), theirs, Arc::new(()), survivor, Some(rules))
+                .expect("listening");
+        let holds_back = Arc::<AtomicBool>::default();
+        let is_held_back = Arc::clone(&holds_back);
+        let filter = move |line, direction, _, _: &mut Vec<u8>| {
+            let is_state = line != Line::Other && direction == Direction::Forward;
+            if is_state && is_held_back.load(Ordering::SeqCst) { Verdict::Later } else { Verdict::Pass }
+        };
+        let link = Proxy::new(&standby.address(), Box::new(filter));
+        let options = PrimaryOptions {
+            checkpoint_delay: 10 * PATIENCE,
+            checkpoints_in_flight: way.in_flight,
+            checkpoint_copy: way.copy,
+            terms: TERMS,
+            buffer_bytes: way.buffer_bytes,
+            ..PrimaryOptions::default()
+        };
+        let guardians = Guardians {
+            protection: Protection { id: [7; 16], generation },
+            secret: Secret::from_bytes([3; 32]),
+            claims: arbiter.of("primary"),
+            gate: Arc::new(NoOutput),
+        };
+        let vm: Arc<dyn SourceVm> = Arc::clone(&here) as _;
+        let (at, observer) = (link.address(), Arc::new(()));
+        let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, observer)
+            .expect("protected");
+        let mut led = Self { here, there, primary, standby, arbiter, number: 0, link, holds_back };
+        led.checkpoint();
+        led
+    }
+
+    /// The guest writes this.
+    pub fn write(&self, block: usize, page: u64, at: usize, bytes: &[u8]) {
+        self.here.ram.block(block).write(page * PAGE_SIZE as u64 + at as u64, bytes).unwrap();
+        self.here.log.mark(block, page);
+    }
+
+    /// Takes a checkpoint, and waits until it is held.
+    pub fn checkpoint(&mut self) {
+        self.take();
+        self.wait_until_held();
+    }
+
+    /// Takes one; it may travel still.
+    pub fn take(&mut self) {
+        self.number += 1;
+        self.primary.checkpoint_now();
+        wait_for("the checkpoint", || {
+            let state = self.primary.state();
+            assert_eq!(state.outcome, None, "{state:?}");
+            self.statistics().taken >= self.number
+        });
+    }
+
+    /// All that were taken are held.
+    pub fn wait_until_held(&self) {
+        wait_for("the standby", || {
+            let state = self.primary.state();
+            assert_eq!(state.outcome, None, "{state:?}");
+            self.statistics().held >= self.number
+        });
+    }
+
+    pub fn hold_back(&self, is_held_back: bool) {
+        self.holds_back.store(is_held_back, Ordering::SeqCst);
+    }
+
+    /// The network between the two is lost.
+    pub fn cut(&self) {
+        self.link.cut();
+    }
+
+    /// All that is held is in RAM in a moment: waits for it.
+    pub fn assert_same(&self) {
+        let same = |block: usize| bytes_of(&self.here.ram, block) == bytes_of(&self.there.ram, block);
+        wait_for(&format!("the memory of checkpoint {}", self.number), || same(0) && same(1));
+    }
+
+    pub fn statistics(&self) -> PrimaryStatistics {
+        self.primary.statistics()
+    }
+
+    pub fn hand_over(self) {
+        self.primary.hand_over().expect("protected");
+        assert_eq!(self.primary.wait(), primary::Outcome::HandedOver, "{:?}", self.primary.state());
+        let ended = self.standby.contact().expect("a contact").wait(PATIENCE).expect("an end");
+        assert!(matches!(ended, standby::Outcome::Running(_)), "{ended:?}");
+        for block in 0..2 {
+            assert!(bytes_of(&self.here.ram, block) == bytes_of(&self.there.ram, block), "block {block}");
+        }
+    }
+}
+
+pub fn bytes_of(ram: &GuestRam, block: usize) -> Vec<u8> {
+    let mut bytes = vec![0; PAGES[block] as usize * PAGE_SIZE];
+    ram.block(block).read(0, &mut bytes).unwrap();
+    bytes
+}
+
+pub fn noise(seed: u64) -> [u8; PAGE_SIZE] {
+    let mut random = fastrand::Rng::with_seed(seed);
+    std::array::from_fn(|_| random.u8(..))
+}
