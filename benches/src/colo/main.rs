@@ -55,8 +55,9 @@ struct Args {
     /// Multifd channels; 0: the main channel alone [default of a part: 0].
     #[arg(long, value_delimiter = ',')]
     channels: Vec<u8>,
-    /// How Sterna's primary takes pages: each mode is a row of `sterna-sterna` (`x-sterna-checkpoint-copy`).
-    #[arg(long, value_delimiter = ',', default_value = plan::COPY)]
+    /// How Sterna's primary takes pages: `x-sterna-checkpoint-copy`. In the whole matrix, others than the first
+    /// only at 100 ms over the main channel.
+    #[arg(long, value_delimiter = ',', default_value = plan::MODES)]
     modes: Vec<String>,
     /// Checkpoints on their way at Sterna's primary (`x-sterna-checkpoints-in-flight`).
     #[arg(long, default_value_t = 1)]

@@ -58,8 +58,10 @@ pub(crate) struct Cell {
     pub(crate) in_flight: u8,
 }
 
-/// As the pages of checkpoints are taken where nobody says otherwise.
+/// Pages are copied while the guest stands; QEMU's guest stands until they are sent.
 pub(crate) const COPY: &str = "copy";
+/// Sterna's: the first for all cells of the matrix, the others where [`compares_modes`].
+pub(crate) const MODES: &str = "auto,copy,copy-on-write";
 
 /// Loads, delays, channels and pairs, each with each.
 type Group<'a> = (&'a [Load], &'a [u64], &'a [u8], &'a [Pair]);
@@ -89,6 +91,10 @@ pub(crate) fn cells(args: &Args) -> Vec<Cell> {
         for (loads, delays, channels, pairs) in GROUPS {
             product(args, (loads, delays, channels, pairs), &mut cells);
         }
+        let first = args.modes.first();
+        cells.retain(|cell| {
+            cell.pair != Pair::SternaSterna || Some(&cell.mode) == first || compares_modes(cell)
+        });
         return cells;
     }
     fn or<'a, T>(given: &'a [T], default: &'a [T]) -> &'a [T] {
@@ -102,6 +108,13 @@ pub(crate) fn cells(args: &Args) -> Vec<Cell> {
     );
     product(args, group, &mut cells);
     cells
+}
+
+/// Whether ways to take pages stand beside each other in the whole matrix.
+fn compares_modes(cell: &Cell) -> bool {
+    matches!(cell.load, Load::Middle | Load::Heavy | Load::Upload)
+        && cell.channels == 0
+        && cell.delay == Duration::from_millis(100)
 }
 
 fn product(args: &Args, (loads, delays, channels, pairs): Group<'_>, cells: &mut Vec<Cell>) {

@@ -15,7 +15,7 @@ use crate::Failure;
 use crate::guest::{GuestWords, writer};
 use crate::pair::words_of;
 use crate::pauses::{Costs, Measured, Watched, follow};
-use crate::plan::{COPY, Cell, Load};
+use crate::plan::{Cell, Load};
 use crate::process::{Program, number, seconds, wait};
 
 /// Two VMs and the command.
@@ -110,9 +110,7 @@ fn protect(sterna: &Path, primary: &Peer, standby: &Peer, place: &Path, cell: &C
     if cell.channels > 0 {
         command.arg(format!("--channels={}", cell.channels));
     }
-    if cell.mode != COPY {
-        command.arg(format!("--set=x-sterna-checkpoint-copy={}", cell.mode));
-    }
+    command.arg(format!("--set=x-sterna-checkpoint-copy={}", cell.mode));
     if cell.in_flight > 1 {
         command.arg(format!("--set=x-sterna-checkpoints-in-flight={}", cell.in_flight));
     }
