@@ -19,8 +19,11 @@ pub struct ByteGate {
     _leaving: Leaving<Writes>,
 }
 
-/// Writes what leaves. It may take as long as it likes. Locked after the gate's state, or without it.
-struct Writes(Mutex<Box<dyn FnMut(&[u8]) + Send>>);
+/// Writes what leaves. It may take as long as it likes.
+type Write = Box<dyn FnMut(&[u8]) + Send>;
+
+/// Locked after the gate's state, or without it.
+struct Writes(Mutex<Write>);
 
 impl Exit for Writes {
     fn leave(&self, piece: &Piece) {
