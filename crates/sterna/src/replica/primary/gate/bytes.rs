@@ -1,43 +1,34 @@
 //! The gate of a console.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::epoch_gate::{EpochGate, GateStatistics, MaySay};
-use super::waiting::{LOOK, Waiting};
-use crate::device_stream::AskCheckpoint;
+use super::outlet::{Exit, Leaving, Outlet, gate_of_outlet};
+use super::waiting::Piece;
 use crate::error::MigrationError;
-use crate::threads;
 
 /// A guest that says byte by byte costs no piece for each.
 const MOST_TOGETHER: usize = 4096;
 
 /// Holds pieces of bytes (a console's), in order. Each leaves once. While nothing is held, bytes are written at once, by whoever says them.
 pub struct ByteGate {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    outlet: Arc<Outlet<Writes>>,
+    _leaving: Leaving<Writes>,
 }
 
 /// Writes what leaves. It may take as long as it likes.
 type Write = Box<dyn FnMut(&[u8]) + Send>;
 
-struct Shared {
-    /// Locked after `state`, or without it.
-    write: Mutex<Write>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
+/// Locked after the gate's state, or without it.
+struct Writes(Mutex<Write>);
 
-struct State {
-    waiting: Waiting,
-    /// The piece that is being written. Until it is, nobody may have heard it.
-    leaving: Option<Vec<u8>>,
-    /// Bytes that left.
-    position: u64,
-    has_ended: bool,
+impl Exit for Writes {
+    fn leave(&self, piece: &Piece) {
+        (self.0.lock())(&piece.bytes);
+    }
 }
 
 impl ByteGate {
@@ -47,27 +38,21 @@ impl ByteGate {
     /// # Errors
     /// The host refuses a thread.
     pub fn new(limit_bytes: u64, write: impl FnMut(&[u8]) + Send + 'static) -> Result<Self, MigrationError> {
-        let write: Write = Box::new(write);
-        let state =
-            State { waiting: Waiting::new(limit_bytes), leaving: None, position: 0, has_ended: false };
-        let (write, state) = (Mutex::new(write), Mutex::new(state));
-        let shared = Arc::new(Shared { write, state, changed: Condvar::new() });
-        let lets_out = Arc::clone(&shared);
-        let thread = threads::spawn("gate", move || lets_out.let_out(), |_| {})?;
-        Ok(Self { shared, thread: Some(thread) })
+        let (outlet, _leaving) = Outlet::begin("gate", limit_bytes, Writes(Mutex::new(Box::new(write))))?;
+        Ok(Self { outlet, _leaving })
     }
 
     /// The guest says this.
     pub fn put(&self, bytes: &[u8]) {
-        let mut state = self.shared.state.lock();
+        let mut state = self.outlet.state.lock();
         if state.waiting.is_open() && state.is_empty() {
             state.position += bytes.len() as u64;
-            return (self.shared.write.lock())(bytes);
+            return (self.outlet.exit.0.lock())(bytes);
         }
         state.waiting.push(0, bytes, MOST_TOGETHER);
         let (is_full, ask) = (!state.waiting.has_room(), state.waiting.ask());
         drop(state);
-        self.shared.changed.notify_all();
+        self.outlet.changed.notify_all();
         if let Some(ask) = ask {
             ask();
         }
@@ -79,131 +64,32 @@ impl ByteGate {
 
     /// The guest comes from a checkpoint: says what it had said and nobody may have heard. `position`: how many bytes it had said before.
     pub fn say_again(&self, position: u64, bytes: &[u8]) {
-        self.shared.state.lock().position = position;
+        self.outlet.state.lock().position = position;
         self.put(bytes);
     }
 
     /// Waits until nothing waits, no longer than `most`. True: nothing does.
     pub fn wait_until_empty(&self, most: Duration) -> bool {
-        let until = Instant::now() + most;
-        let mut state = self.shared.state.lock();
-        while !state.is_empty() {
-            if self.shared.changed.wait_until(&mut state, until).timed_out() {
-                return state.is_empty();
-            }
-        }
-        true
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Waiting)) {
-        change(&mut self.shared.state.lock().waiting);
-        self.shared.changed.notify_all();
+        self.outlet.wait_until(most, |state| state.is_empty())
     }
 }
 
-impl EpochGate for ByteGate {
-    fn close(&self, may_say: MaySay) {
-        self.change(|waiting| waiting.close(may_say));
-    }
-
-    fn end_epoch(&self, epoch: u64) {
-        self.change(|waiting| waiting.end_epoch(epoch));
-    }
-
-    fn release(&self, epoch: u64) {
-        self.change(|waiting| waiting.release(epoch));
-    }
-
-    fn let_out(&self, most: Duration) {
-        let until = Instant::now() + most;
-        let mut state = self.shared.state.lock();
-        while state.leaving.is_some() || state.waiting.has_released() {
-            if self.shared.changed.wait_until(&mut state, until).timed_out() {
-                return;
-            }
-        }
-    }
-
-    fn open(&self) {
-        self.change(Waiting::open);
-    }
-
-    fn drop_output(&self) {
-        self.change(Waiting::clear);
-    }
-
-    fn ask_when_full(&self, ask: AskCheckpoint) {
-        self.change(|waiting| waiting.ask_when_full(ask));
-    }
-
+gate_of_outlet!(ByteGate {
     fn unsaid(&self) -> (u64, Vec<u8>) {
-        let state = self.shared.state.lock();
-        let leaving = state.leaving.iter().map(Vec::as_slice);
+        let state = self.outlet.state.lock();
+        let leaving = state.leaving.iter().map(|piece| piece.bytes.as_slice());
         let pieces: Vec<_> = leaving.chain(state.waiting.bytes()).collect();
         (state.position, pieces.concat())
     }
-
-    fn waits_since(&self) -> Option<Instant> {
-        self.shared.state.lock().waiting.since()
-    }
-
-    fn statistics(&self) -> GateStatistics {
-        self.shared.state.lock().waiting.statistics()
-    }
-}
-
-impl Drop for ByteGate {
-    fn drop(&mut self) {
-        self.shared.state.lock().has_ended = true;
-        self.shared.changed.notify_all();
-        // One that panicked has ended, too.
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-impl State {
-    fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.leaving.is_none()
-    }
-}
-
-impl Shared {
-    fn let_out(&self) {
-        while let Some((bytes, came)) = self.next() {
-            (self.write.lock())(&bytes);
-            let mut state = self.state.lock();
-            state.leaving = None;
-            state.position += bytes.len() as u64;
-            state.waiting.has_left(came);
-            drop(state);
-            self.changed.notify_all();
-        }
-    }
-
-    /// Waits for a piece that may leave; none when all is over.
-    fn next(&self) -> Option<(Vec<u8>, Instant)> {
-        let mut state = self.state.lock();
-        loop {
-            if let Some(piece) = state.waiting.pop() {
-                state.leaving = Some(piece.bytes.clone());
-                self.changed.notify_all();
-                return Some((piece.bytes, piece.came));
-            }
-            if state.has_ended {
-                return None;
-            }
-            match state.waiting.is_empty() {
-                false => drop(self.changed.wait_for(&mut state, LOOK)),
-                true => self.changed.wait(&mut state),
-            }
-        }
-    }
-}
+});
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use std::time::Instant;
+
+    use super::super::waiting::LOOK;
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,7 +1,9 @@
 //! Packets at the gate.
 
+use super::super::waiting::LOOK;
 use super::*;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
