@@ -38,6 +38,7 @@ mod pinned;
 mod poison;
 mod slice;
 mod sys;
+pub mod write_protection;
 pub mod zero;
 mod zeroing;
 

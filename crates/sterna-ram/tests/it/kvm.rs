@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::slots::{set_slot, slot};
 use crate::support::skipped;
+use crate::write_protection::{Served, protection};
 use kvm_bindings::kvm_regs;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use sterna_ram::dirty::{KvmDirtyLog, KvmLogMode, KvmSlot};
@@ -291,4 +292,33 @@ fn slots_are_replaced_between_migrations_alone() {
     let outside = slot(12, 240, 3, 0, 1);
     log.stop().unwrap();
     assert!(matches!(log.replace_slots(vec![outside], ram), Err(DirtyError::Slot { .. })));
+}
+
+#[test]
+fn vcpu_that_writes_a_protected_page_waits_and_its_write_is_reported() {
+    let test = "vcpu_that_writes_a_protected_page_waits_and_its_write_is_reported";
+    for mode in [KvmLogMode::InitiallySet, KvmLogMode::Manual, KvmLogMode::Automatic] {
+        let Some(mut machine) = machine(test) else { return };
+        let Some(log) = started(&machine, mode, test) else { continue };
+        let Some(protection) = protection(&machine.ram, test) else { return };
+        // Pages that the guest has mapped writable, and pages that it has never seen.
+        machine.write(100, 10);
+        assert_eq!(machine.sync(&log)[0], pages(105..115));
+        machine.rearm_all(&log);
+        let before: Vec<_> =
+            (105..125).map(|page| machine.ram.block(0).read_u64(page * PAGE).unwrap()).collect();
+
+        protection.protect(0, 105, 20).unwrap();
+        let served = Served::new(&machine.ram, &protection);
+        machine.write(95, 40);
+
+        let expected: Vec<_> = (105..125).zip(before).collect();
+        assert_eq!(*served.held.lock(), expected, "{mode:?}: who was held, and what the pages had");
+        assert_eq!(machine.sync(&log)[0], pages(100..140), "{mode:?}");
+        assert_eq!(
+            machine.ram.block(0).read_u64(105 * PAGE).unwrap() & 0xffff,
+            35,
+            "{mode:?}: the guest did write"
+        );
+    }
 }

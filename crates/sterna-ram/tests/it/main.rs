@@ -22,4 +22,5 @@ mod ring;
 mod slots;
 mod vhost;
 mod vmm_logs;
+mod write_protection;
 mod zero;
