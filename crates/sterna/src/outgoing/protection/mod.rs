@@ -6,7 +6,9 @@
 
 mod delta;
 mod inbox;
+mod on_write;
 mod pace;
+mod pieces;
 mod staging;
 mod streams;
 mod switch;
