@@ -2,6 +2,7 @@
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
+use sterna_ram::write_protection::WriteProtection;
 use sterna_ram::zero::Method as ScanMethod;
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 use sterna_wire::multifd::{BlockTable, Method, RamPacketEncoder, RamPacketView};
@@ -43,6 +44,69 @@ fn zero_pages_compared(bencher: Bencher<'_, '_>, length: u64) {
             block.zero_present_pages(black_box(first), length).expect("sound memory");
         }
     });
+}
+
+/// What a checkpoint's 64 MiB of dirty pages cost while the guest stands: a plain copy, by that many threads.
+#[divan::bench(args = [1, 2])]
+fn checkpoint_copied(bencher: Bencher<'_, '_>, threads: u64) {
+    let [from, to] = checkpoint_blocks([Backing::Memfd, Backing::Anonymous]);
+    let share = RAM_BYTES / threads;
+    bencher.counter(BytesCount::new(RAM_BYTES)).bench_local(|| {
+        std::thread::scope(|scope| {
+            for part in 0..threads {
+                let [from, to] =
+                    [&from, &to].map(|block| block.slice(part * share, share as usize).expect("inside"));
+                scope.spawn(move || from.copy_to_window(&to).expect("sound memory"));
+            }
+        });
+    });
+}
+
+/// The same pages write-protected instead, in runs of that many pages with as many between, as in a guest of 128 MiB.
+#[divan::bench(args = [1, 4, 16, 64, 16384])]
+fn checkpoint_protected(bencher: Bencher<'_, '_>, length: u64) {
+    let pages = RAM_BYTES / PAGE_SIZE as u64;
+    let block = RamBlock::new("ram", 2 * RAM_BYTES, Backing::Memfd).expect("memory");
+    block.populate(0, block.pages()).expect("memory");
+    let ram = GuestRam::new(vec![block]).expect("a guest");
+    // Where the host does not permit it, there is nothing to measure.
+    let Ok(protection) = WriteProtection::new(&ram) else { return };
+    bencher
+        .counter(BytesCount::new(RAM_BYTES))
+        .with_inputs(|| protection.release(0, 0, 2 * pages).expect("the kernel releases it"))
+        .bench_local_values(|()| {
+            for first in (0..2 * pages).step_by(2 * length as usize) {
+                protection.protect(0, black_box(first), length).expect("the kernel protects it");
+            }
+        });
+}
+
+/// A write to each of 1,024 protected pages, which a thread lets through one by one.
+#[divan::bench]
+fn checkpoint_held_writes(bencher: Bencher<'_, '_>) {
+    const WRITES: u64 = 1024;
+    let [block, _] = checkpoint_blocks([Backing::Memfd, Backing::Anonymous]);
+    let ram = GuestRam::new(vec![block]).expect("a guest");
+    let Ok(protection) = WriteProtection::new(&ram) else { return };
+    std::thread::scope(|scope| {
+        let answer = |block, page| protection.release(block, page, 1).expect("the kernel releases it");
+        scope.spawn(|| protection.serve(answer).expect("it is served"));
+        bencher
+            .counter(ItemsCount::new(WRITES))
+            .with_inputs(|| protection.protect(0, 0, WRITES).expect("the kernel protects it"))
+            .bench_local_values(|()| {
+                (0..WRITES).for_each(|page| ram.block(0).write_u64(page << 12, page).expect("inside"));
+            });
+        protection.stop_serving();
+    });
+}
+
+fn checkpoint_blocks(backings: [Backing; 2]) -> [RamBlock; 2] {
+    backings.map(|backing| {
+        let block = RamBlock::new("ram", RAM_BYTES, backing).expect("memory");
+        block.populate(0, block.pages()).expect("memory");
+        block
+    })
 }
 
 #[divan::bench(args = [0, 1, 13, 63])]
