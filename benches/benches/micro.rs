@@ -89,8 +89,10 @@ fn checkpoint_held_writes(bencher: Bencher<'_, '_>) {
     let ram = GuestRam::new(vec![block]).expect("a guest");
     let Ok(protection) = WriteProtection::new(&ram) else { return };
     std::thread::scope(|scope| {
-        let answer = |block, page| protection.release(block, page, 1).expect("the kernel releases it");
-        scope.spawn(|| protection.serve(answer).expect("it is served"));
+        scope.spawn(|| {
+            let answer = |block, page| protection.release(block, page, 1).expect("the kernel releases it");
+            protection.serve(answer).expect("it is served");
+        });
         bencher
             .counter(ItemsCount::new(WRITES))
             .with_inputs(|| protection.protect(0, 0, WRITES).expect("the kernel protects it"))

@@ -279,6 +279,9 @@ impl SourceVm for Hosted {
     fn resume(&self) -> Result<(), VmError> {
         self.machine.resume()
     }
+    fn may_hold_writes(&self) -> bool {
+        self.machine.may_hold_writes()
+    }
     fn throttle(&self) -> Option<&dyn Throttle> {
         self.machine.throttle()
     }

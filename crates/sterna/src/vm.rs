@@ -72,6 +72,13 @@ pub trait SourceVm: Vm {
     fn throttle(&self) -> Option<&dyn Throttle> {
         None
     }
+    /// Whether every write to the guest's RAM can be held by the engine (userfaultfd): all are made by this process, or by the kernel on its
+    /// behalf (KVM, `read(2)`), by way of the blocks' own mappings; and nobody gives memory of the blocks back but by
+    /// [`sterna_ram::RamBlock`]. False where another process or a device writes it (vhost-user, vfio-user, VFIO), for such writes
+    /// would change pages of a checkpoint that are not copied yet. Then checkpoints' pages are copied while the guest stands.
+    fn may_hold_writes(&self) -> bool {
+        false
+    }
     /// What asks the guest which pages it does not use. `None`: the guest cannot say that now. Not `None` between
     /// [`FreePageHints::begin`] and [`FreePageHints::end`], whatever the guest does meanwhile.
     fn free_page_hints(&self) -> Option<&dyn FreePageHints> {

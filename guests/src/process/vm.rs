@@ -44,6 +44,10 @@ impl SourceVm for ProcessGuest {
         self.inner.tracker.source()
     }
 
+    fn may_hold_writes(&self) -> bool {
+        true
+    }
+
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
     }

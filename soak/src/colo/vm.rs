@@ -127,6 +127,9 @@ impl SourceVm for Troubled {
         self.plans.come(Callback::Resume)?;
         self.guest.resume()
     }
+    fn may_hold_writes(&self) -> bool {
+        self.guest.may_hold_writes()
+    }
     fn throttle(&self) -> Option<&dyn Throttle> {
         self.guest.throttle()
     }

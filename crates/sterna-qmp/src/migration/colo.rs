@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use sterna::replica::{CheckpointMode, MOST_IN_FLIGHT, PrimaryOptions, StandbyOptions, Terms};
+use sterna::replica::{
+    CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT, PrimaryOptions, StandbyOptions, Terms,
+};
 
 use super::engine::{Outgoing, Receiving};
 use super::parameters::{
-    BUFFER_SIZE, CHECKPOINT_MODE, CHECKPOINT_OVERHEAD, IN_FLIGHT, JOURNAL_SIZE, OUTPUT_DELAY, ParameterSet,
+    BUFFER_SIZE, CHECKPOINT_COPY, CHECKPOINT_MODE, CHECKPOINT_OVERHEAD, IN_FLIGHT, JOURNAL_SIZE,
+    OUTPUT_DELAY, ParameterSet,
 };
 use super::protection::{Decide, Protection, ProtectionEnd};
 use super::vm::MonitoredVm;
@@ -23,6 +26,7 @@ impl ParameterSet {
             checkpoint_mode: self.checkpoint_mode(),
             checkpoints_in_flight: self.checkpoints_in_flight(),
             buffer_bytes: self.number(BUFFER_SIZE),
+            checkpoint_copy: self.checkpoint_copy(),
             terms,
         }
     }
@@ -43,6 +47,14 @@ impl ParameterSet {
     pub(super) fn checkpoints_in_flight(&self) -> u8 {
         // The table takes no other.
         self.number(IN_FLIGHT).clamp(1, MOST_IN_FLIGHT.into()) as u8
+    }
+
+    pub(super) fn checkpoint_copy(&self) -> CheckpointCopy {
+        match self.word(CHECKPOINT_COPY) {
+            "copy" => CheckpointCopy::Copy,
+            "copy-on-write" => CheckpointCopy::CopyOnWrite,
+            _ => CheckpointCopy::Auto,
+        }
     }
 
     pub(super) fn checkpoint_mode(&self) -> CheckpointMode {

@@ -314,6 +314,7 @@ impl MigrationControl {
             outgoing.set_live(&state.parameters.to_engine());
             if let Some(protection) = outgoing.protection() {
                 protection.set_mode(state.parameters.checkpoint_mode());
+                protection.set_copy(state.parameters.checkpoint_copy());
                 protection.set_in_flight(state.parameters.checkpoints_in_flight());
                 // Given again, even unchanged, it asks for a checkpoint, as in QEMU.
                 if changes.contains_key("x-checkpoint-delay") {

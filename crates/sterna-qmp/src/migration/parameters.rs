@@ -186,6 +186,8 @@ pub(super) const OUTPUT_DELAY: &str = "x-sterna-output-delay";
 pub(super) const CHECKPOINT_OVERHEAD: &str = "x-sterna-checkpoint-overhead";
 /// How many checkpoints may be taken and not be held yet.
 pub(super) const IN_FLIGHT: &str = "x-sterna-checkpoints-in-flight";
+/// Whether pages of checkpoints are copied while the guest stands, or when it goes on.
+pub(super) const CHECKPOINT_COPY: &str = "x-sterna-checkpoint-copy";
 /// The most bytes of checkpoints' pages that are copied while the guest stands.
 pub(super) const BUFFER_SIZE: &str = "x-sterna-checkpoint-buffer-size";
 /// The most bytes that a checkpoint may bring to a standby.
@@ -246,6 +248,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row(OUTPUT_DELAY, number(1, HOUR_MS), Milliseconds, Live, 10),
     row(CHECKPOINT_OVERHEAD, number(1, 90), Unit::None, Live, 10),
     row(IN_FLIGHT, number(1, sterna::replica::MOST_IN_FLIGHT as u64), Unit::None, Live, 1),
+    word(CHECKPOINT_COPY, &["auto", "copy", "copy-on-write"], Live, "auto"),
     row(JOURNAL_SIZE, number(4096, 1 << 40), Bytes, Frozen, 1 << 30),
     rdma_row(PINNED_LIMIT, Range::Limit { least: 1 << 20 }, 0),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),

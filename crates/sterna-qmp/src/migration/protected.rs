@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::replica::machines::{primary, standby};
-use sterna::replica::{CheckpointMode, ContactRules, Primary, Standby, StandbyState};
+use sterna::replica::{CheckpointCopy, CheckpointMode, ContactRules, Primary, Standby, StandbyState};
 use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
 use super::colo;
@@ -105,6 +105,9 @@ impl Protection for ProtectedGuest {
             "last-pages": counts.last_pages,
             "device-bytes": counts.device_bytes,
             "unbuffered": counts.unbuffered,
+            "copied-on-write": counts.copied_on_write,
+            "held-writes": counts.held_writes,
+            "why-copied": self.0.why_copied(),
             "checkpoints-in-flight": counts.taken.saturating_sub(counts.held),
             "checkpoint-interval": seconds(counts.interval),
             "xbzrle-pages": counts.xbzrle.pages,
@@ -146,6 +149,10 @@ impl Protection for ProtectedGuest {
 
     fn set_mode(&self, mode: CheckpointMode) {
         self.0.set_checkpoint_mode(mode);
+    }
+
+    fn set_copy(&self, way: CheckpointCopy) {
+        self.0.set_checkpoint_copy(way);
     }
 
     fn set_in_flight(&self, in_flight: u8) {
@@ -250,6 +257,8 @@ impl Protection for StandbyVm {
     fn set_delay(&self, _: Duration) {}
 
     fn set_mode(&self, _: CheckpointMode) {}
+
+    fn set_copy(&self, _: CheckpointCopy) {}
 
     fn set_in_flight(&self, _: u8) {}
 

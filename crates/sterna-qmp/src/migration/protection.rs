@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use sterna::replica::{CheckpointMode, Claims, EpochGate, Protection as Name, Secret, Terms};
+use sterna::replica::{CheckpointCopy, CheckpointMode, Claims, EpochGate, Protection as Name, Secret, Terms};
 
 /// Which side of a protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +85,8 @@ pub trait Protection: Send + Sync {
     fn set_delay(&self, delay: Duration);
     /// Changes what decides when checkpoints are taken. At a standby it does nothing.
     fn set_mode(&self, mode: CheckpointMode);
+    /// Changes whether pages of checkpoints are copied while the guest stands. At a standby it does nothing.
+    fn set_copy(&self, way: CheckpointCopy);
     /// Changes how many checkpoints may be taken and not be held yet. At a standby it does nothing.
     fn set_in_flight(&self, in_flight: u8);
     /// Waits for the end.

@@ -44,6 +44,11 @@ impl SourceVm for KvmMachine {
         self.tracking.source()
     }
 
+    fn may_hold_writes(&self) -> bool {
+        let external = &self.hardware.external;
+        external.vfio_user.is_empty() && external.vhost_user.is_empty()
+    }
+
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
     }

@@ -46,7 +46,7 @@ mod target;
 mod vm_survivor;
 mod witness;
 
-pub use crate::outgoing::protection::{CheckpointMode, MOST_IN_FLIGHT};
+pub use crate::outgoing::protection::{CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT};
 pub use contact::{
     Claims, ContactError, ContactState, PrimaryContact, PrimaryGuest, Protection, Secret, StandbyContact,
     StandbyGuest, Terms, new_protection,

@@ -1,5 +1,6 @@
 //! A guest of this process that a standby protects: checkpoints while it writes, and what the last one is worth.
 
+mod copied;
 mod delta;
 mod in_flight;
 mod led;
@@ -13,12 +14,13 @@ use parking_lot::Mutex;
 use sterna::ram::Custody;
 use sterna::replica::machines::{Ruling, primary, standby};
 use sterna::replica::{
-    ByteGate, CheckpointMode, Claims, ContactRules, EpochGate, GateStatistics, Guardians, MaySay, NoOutput,
-    Primary, PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions, Terms, VmSurvivor,
+    ByteGate, CheckpointCopy, CheckpointMode, Claims, ContactRules, EpochGate, GateStatistics, Guardians,
+    MaySay, NoOutput, Primary, PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions,
+    Terms, VmSurvivor,
 };
 use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
 use sterna_guests::model::Fill;
-use sterna_guests::process::{ProcessConfig, ProcessGuest};
+use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
 use crate::common::*;
 use crate::support::proxy::{Line, Proxy, Verdict, Way as Direction};
@@ -138,6 +140,7 @@ pub fn join(
     let options = PrimaryOptions {
         checkpoint_delay: way.delay,
         checkpoints_in_flight: way.in_flight,
+        checkpoint_copy: way.copy,
         terms,
         buffer_bytes: way.buffer_bytes,
         ..PrimaryOptions::default()
@@ -184,6 +187,7 @@ pub struct Way {
     pub zero_pages: sterna::ZeroPageDetection,
     pub delay: Duration,
     pub in_flight: u8,
+    pub copy: CheckpointCopy,
     pub buffer_bytes: u64,
     pub bandwidth_bytes: u64,
     pub downtime_limit: Duration,
@@ -199,6 +203,7 @@ pub const PLAIN: Way = Way {
     zero_pages: sterna::ZeroPageDetection::Multifd,
     delay: Duration::from_millis(5),
     in_flight: 1,
+    copy: CheckpointCopy::Auto,
     buffer_bytes: 64 << 20,
     bandwidth_bytes: 0,
     // On a busy host the seeding would not converge within the default.
@@ -514,11 +519,15 @@ fn connection_that_breaks_anywhere_leaves_the_guest_on_exactly_one_side() {
         let way = Way {
             lanes: [0, 2][turn % 2],
             delta: turn / 3 % 2 == 0,
+            copy: CheckpointCopy::CopyOnWrite,
             in_flight: [1, 1, 3][turn % 3],
             cut_after: Some(random.i64(1..[200, 3000][turn / 2 % 2])),
             ..PLAIN
         };
-        let Ok(pair) = try_protect((writer(), writer()), &way, terms, Arc::new(NoOutput)) else {
+        // Writes that userfaultfd tracks cannot be held.
+        let config =
+            ProcessConfig { tracking: [Tracking::Software, Tracking::Automatic][turn % 3 / 2], ..writer() };
+        let Ok(pair) = try_protect((config.clone(), config), &way, terms, Arc::new(NoOutput)) else {
             // Nobody was greeted.
             continue;
         };

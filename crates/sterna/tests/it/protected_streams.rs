@@ -264,6 +264,9 @@ impl SourceVm for Extended {
         self.run_disk(true);
         self.guest.resume()
     }
+    fn may_hold_writes(&self) -> bool {
+        self.guest.may_hold_writes()
+    }
 }
 
 impl TargetVm for Extended {

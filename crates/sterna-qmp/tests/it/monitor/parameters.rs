@@ -76,6 +76,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         range("x-sterna-output-delay", 1, 3_600_000),
         range("x-sterna-checkpoint-overhead", 1, 90),
         range("x-sterna-checkpoints-in-flight", 1, 4),
+        words("x-sterna-checkpoint-copy", &["auto", "copy", "copy-on-write"]),
         range("x-sterna-checkpoint-journal-size", 4096, 1 << 40),
         (
             "x-sterna-rdma-pinned-limit",
@@ -132,7 +133,7 @@ fn defaults_are_those_of_qemu_11() {
         "x-sterna-status-question": "auto",
         "x-sterna-device-queue-size": 64 << 20, "x-sterna-checkpoint-buffer-size": 256 << 20,
         "x-sterna-checkpoint-mode": "interval", "x-sterna-output-delay": 10, "x-sterna-checkpoint-overhead": 10,
-        "x-sterna-checkpoints-in-flight": 1,
+        "x-sterna-checkpoints-in-flight": 1, "x-sterna-checkpoint-copy": "auto",
         "x-sterna-checkpoint-journal-size": 1 << 30, "x-sterna-rdma-pinned-limit": 0, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });

@@ -4,6 +4,7 @@
 //! The control thread takes them ([`super::control`], `checkpoints`). Who may run the guest is decided elsewhere: see
 //! [`Overseer`].
 
+mod copy;
 mod delta;
 mod inbox;
 mod on_write;
@@ -12,6 +13,7 @@ mod pieces;
 mod staging;
 mod streams;
 mod switch;
+mod ways;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +28,8 @@ pub(crate) use pace::{Pace, Seen, typical};
 pub(crate) use staging::Staging;
 pub(super) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
+pub use ways::CheckpointCopy;
+pub(crate) use ways::CopyCounts;
 
 use crate::error::MigrationError;
 

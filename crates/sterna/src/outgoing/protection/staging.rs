@@ -5,18 +5,18 @@
 //! limit.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use parking_lot::RwLock;
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock, RamError, RamSlice};
 
+use super::on_write::Deferred;
+use super::pieces::{Piece, bytes, pieces_of, place_of};
+use super::ways::{CheckpointCopy, CopyCounts, Ways};
+
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::outgoing::guest_source::PageReader;
-
-/// From so many pages on a second thread is worth its start.
-const PAGES_PER_THREAD: u64 = 1024;
-/// More threads do not copy faster: memory is the limit.
-const MOST_THREADS: u64 = 4;
 
 /// Where lanes read: guest RAM, or what was copied of it.
 pub(crate) struct Staging {
@@ -24,14 +24,15 @@ pub(crate) struct Staging {
     arena: RamBlock,
     limit_pages: u64,
     state: RwLock<State>,
+    ways: Ways,
 }
 
 #[derive(Default)]
 struct State {
     /// Copied, and not sent yet; the oldest first.
-    waiting: VecDeque<Staged>,
+    waiting: VecDeque<Arc<Staged>>,
     /// What lanes read; `None`: guest RAM.
-    sent: Option<Staged>,
+    sent: Option<Arc<Staged>>,
 }
 
 /// The pages of one checkpoint.
@@ -39,26 +40,18 @@ struct Staged {
     /// Their place in the arena.
     place: std::ops::Range<u64>,
     /// Ordered by block and page.
-    pieces: Vec<Piece>,
-}
-
-/// A run of pages and its place in the arena.
-#[derive(Debug, Clone, Copy)]
-struct Piece {
-    run: PageRun,
-    at: u64,
+    pieces: Arc<[Piece]>,
+    /// What may still have to be copied.
+    deferred: Option<Arc<Deferred>>,
 }
 
 impl Staging {
     /// Nothing is staged. At most `limit_bytes` (at least a page) will be.
     pub(crate) fn new(ram: &GuestRam, limit_bytes: u64) -> Result<Self, RamError> {
         let limit_pages = (limit_bytes / PAGE_SIZE as u64).max(1);
-        Ok(Self {
-            ram: ram.clone(),
-            arena: RamBlock::new("staged checkpoint", limit_pages * PAGE_SIZE as u64, Backing::Anonymous)?,
-            limit_pages,
-            state: RwLock::default(),
-        })
+        let arena = RamBlock::new("staged checkpoint", bytes(limit_pages), Backing::Anonymous)?;
+        let ways = Ways::new(ram, &arena);
+        Ok(Self { ram: ram.clone(), arena, limit_pages, state: RwLock::default(), ways })
     }
 
     /// At most so many bytes are staged.
@@ -71,28 +64,48 @@ impl Staging {
         self.state.read().gap(pages, self.limit_pages).is_some()
     }
 
-    /// Copies these pages: they wait until they are sent. The guest stands.
+    /// Stages these pages, as they are now: they wait until they are sent. The guest stands. They are copied when this returns, or while
+    /// the guest [goes on](Staging::go_on).
     ///
     /// # Errors
     /// [`MigrationError::Internal`] where there is no room.
     pub(crate) fn stage(&self, pages: &DirtyBitmaps) -> Result<(), MigrationError> {
+        // No place is given anew to which something may still be copied.
+        self.ways.settle();
         let count = pages.count();
         let full = || MigrationError::Internal(format!("no room for the {count} pages of a checkpoint"));
         let start = self.state.read().gap(count, self.limit_pages).ok_or_else(full)?;
-        let mut pieces = Vec::new();
-        let mut at = start;
-        for (block, bits) in pages.blocks().iter().enumerate() {
-            let mut from = 0;
-            while let Some(found) = bits.next_run(from, bits.pages(), u64::MAX) {
-                let run = PageRun { block, first: found.first, count: found.count };
-                pieces.push(Piece { run, at });
-                at += run.count;
-                from = run.end();
-            }
-        }
-        self.copy_all(&pieces, start..at)?;
-        self.state.write().waiting.push_back(Staged { place: start..at, pieces });
+        let pieces: Arc<[Piece]> = pieces_of(pages, start).into();
+        let deferred = self.ways.bring(&pieces)?;
+        let staged = Staged { place: start..start + count, pieces, deferred };
+        self.state.write().waiting.push_back(Arc::new(staged));
         Ok(())
+    }
+
+    /// Gets ready for the next checkpoint while the guest runs: earlier pages are copied to the last one. `holds_writes`: the VM says
+    /// that its guest's writes can be held. Gives what an operator should know, once.
+    pub(crate) fn prepare(&self, holds_writes: bool) -> Option<String> {
+        self.ways.prepare(holds_writes)
+    }
+
+    /// The guest goes on: what was staged is copied now, if it was not yet.
+    pub(crate) fn go_on(&self) {
+        self.ways.go_on();
+    }
+
+    /// No checkpoint follows: what was staged is copied to the last page, and no write of the guest is held any more.
+    pub(crate) fn end(&self) {
+        self.ways.end();
+    }
+
+    /// Changes how pages are brought here, from the next checkpoint on.
+    pub(crate) fn set_way(&self, way: CheckpointCopy) {
+        self.ways.set(way);
+    }
+
+    /// How they were.
+    pub(crate) fn copy_counts(&self) -> CopyCounts {
+        self.ways.counts()
     }
 
     /// Lanes read the oldest checkpoint that waits.
@@ -111,44 +124,8 @@ impl Staging {
         self.state.write().sent = None;
     }
 
-    fn copy_all(&self, pieces: &[Piece], place: std::ops::Range<u64>) -> Result<(), MigrationError> {
-        let pages = place.end - place.start;
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-        let threads = (pages / PAGES_PER_THREAD).clamp(1, MOST_THREADS.min(processors));
-        let share = pages.div_ceil(threads).max(1);
-        let part = |thread: u64| {
-            let first = place.start + thread * share;
-            self.copy_part(pieces, first..first + share)
-        };
-        std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || part(thread))).collect();
-            let mut done = part(0);
-            for other in others {
-                let other = other.join().unwrap_or_else(|_| {
-                    Err(MigrationError::Internal("a thread that copies a checkpoint panicked".to_owned()))
-                });
-                done = done.and(other);
-            }
-            done
-        })
-    }
-
-    /// Copies what belongs to these pages of the arena.
-    fn copy_part(&self, pieces: &[Piece], places: std::ops::Range<u64>) -> Result<(), MigrationError> {
-        let first = pieces.partition_point(|piece| piece.at + piece.run.count <= places.start);
-        for piece in pieces[first..].iter().take_while(|piece| piece.at < places.end) {
-            let skip = places.start.saturating_sub(piece.at);
-            let count = piece.run.count.min(places.end - piece.at) - skip;
-            let length = count as usize * PAGE_SIZE;
-            let from =
-                self.ram.block(piece.run.block).slice((piece.run.first + skip) * PAGE_SIZE as u64, length)?;
-            from.copy_to_window(&self.place(piece.at + skip, length)?)?;
-        }
-        Ok(())
-    }
-
     fn place(&self, page: u64, length: usize) -> Result<RamSlice<'_>, RamError> {
-        self.arena.slice(page * PAGE_SIZE as u64, length)
+        self.arena.slice(bytes(page), length)
     }
 }
 
@@ -171,18 +148,16 @@ impl State {
 
 impl PageReader for Staging {
     fn content(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {
-        let (offset, length) = (run.first * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE);
-        let state = self.state.read();
-        let Some(Staged { pieces, .. }) = &state.sent else {
-            return Ok(self.ram.block(run.block).slice(offset, length)?);
+        let length = run.count as usize * PAGE_SIZE;
+        let Some(staged) = self.state.read().sent.clone() else {
+            return Ok(self.ram.block(run.block).slice(bytes(run.first), length)?);
         };
-        let after =
-            pieces.partition_point(|piece| (piece.run.block, piece.run.first) <= (run.block, run.first));
-        let found = after.checked_sub(1).map(|index| pieces[index]);
-        match found.filter(|piece| piece.run.block == run.block && run.end() <= piece.run.end()) {
-            Some(piece) => Ok(self.place(piece.at + run.first - piece.run.first, length)?),
-            None => Err(MigrationError::Internal(format!("{run:?} is not in the checkpoint that is sent"))),
+        let missing = || MigrationError::Internal(format!("{run:?} is not in the checkpoint that is sent"));
+        let place = place_of(&staged.pieces, run).ok_or_else(missing)?;
+        if let Some(deferred) = &staged.deferred {
+            deferred.ensure(run)?;
         }
+        Ok(self.place(place, length)?)
     }
 
     fn is_copy(&self) -> bool {

@@ -22,7 +22,9 @@ use super::contact::{
 };
 use crate::events::Observer;
 use crate::outgoing::Migration;
-use crate::outgoing::protection::{CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging};
+use crate::outgoing::protection::{
+    CheckpointCopy, CheckpointMode, MOST_IN_FLIGHT, Pace, Protecting, Staging,
+};
 use crate::params::{Capabilities, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
@@ -49,6 +51,9 @@ pub struct PrimaryOptions {
     /// beside those that travel, it is taken later; if they do not fit alone, the guest stands until they are sent. Memory is taken only as
     /// it is needed.
     pub buffer_bytes: u64,
+    /// `x-sterna-checkpoint-copy`: whether pages are copied while the guest stands or when it goes on. May change later
+    /// ([`Primary::set_checkpoint_copy`]).
+    pub checkpoint_copy: CheckpointCopy,
     /// The times that both sides agree on.
     pub terms: Terms,
 }
@@ -60,6 +65,7 @@ impl Default for PrimaryOptions {
             checkpoint_mode: CheckpointMode::Interval,
             checkpoints_in_flight: 1,
             buffer_bytes: 256 << 20,
+            checkpoint_copy: CheckpointCopy::Auto,
             terms: Terms::default(),
         }
     }
@@ -147,6 +153,7 @@ impl Primary {
         check(options)?;
         let staging = Staging::new(&vm.ram(), options.buffer_bytes)
             .map_err(|error| StartError::System(error.to_string()))?;
+        staging.set_way(options.checkpoint_copy);
         let guest = Arc::new(ProtectedGuest::new(Arc::clone(&gate)));
         let asked = Arc::downgrade(&guest);
         gate.ask_when_full(Arc::new(move || {
@@ -197,7 +204,9 @@ impl Primary {
     pub fn statistics(&self) -> PrimaryStatistics {
         let (protecting, pace) = (&self.protecting, *self.protecting.pace.lock());
         let (held, output) = (self.contact.held(), self.gate.statistics());
-        PrimaryStatistics::of((&protecting.counts.lock(), &protecting.deltas), &pace, held, output)
+        let copies = protecting.staging.copy_counts();
+        let counts = (&*protecting.counts.lock(), &*protecting.deltas, &copies);
+        PrimaryStatistics::of(counts, &pace, held, output)
     }
 
     /// Changes the interval between checkpoints, and asks for one at once, as QEMU does.
@@ -226,6 +235,16 @@ impl Primary {
         self.protecting.pace.lock().in_flight = in_flight;
         self.migration.nudge();
         Ok(())
+    }
+
+    /// Changes whether pages of checkpoints are copied while the guest stands or when it goes on, from the next one on.
+    pub fn set_checkpoint_copy(&self, way: CheckpointCopy) {
+        self.protecting.staging.set_way(way);
+    }
+
+    /// Why pages of checkpoints are copied while the guest stands, where the setting would have it otherwise.
+    pub fn why_copied(&self) -> Option<String> {
+        self.protecting.staging.copy_counts().why_copied
     }
 
     /// Asks for a checkpoint at once.

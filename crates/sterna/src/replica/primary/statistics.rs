@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::gate::GateStatistics;
-use crate::outgoing::protection::{Counts, DeltaCounts, Pace};
+use crate::outgoing::protection::{CopyCounts, Counts, DeltaCounts, Pace};
 
 /// What a primary counts. Later versions add fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -21,6 +21,10 @@ pub struct PrimaryStatistics {
     pub device_bytes: u64,
     /// Checkpoints that did not fit the buffer, so that the guest stood until they were sent.
     pub unbuffered: u64,
+    /// Checkpoints with pages that were write-protected while the guest stood, and copied when it went on.
+    pub copied_on_write: u64,
+    /// Writes of the guest that were held until the page was copied.
+    pub held_writes: u64,
     /// What became of differences.
     pub xbzrle: DeltaStatistics,
     /// Downtime by a checkpoint: the median of the last 1024, and what 99 of 100 do not exceed; the longest.
@@ -67,7 +71,7 @@ impl DeltaStatistics {
 
 impl PrimaryStatistics {
     pub(super) fn of(
-        (counts, deltas): (&Counts, &DeltaCounts),
+        (counts, deltas, copies): (&Counts, &DeltaCounts, &CopyCounts),
         pace: &Pace,
         held: u64,
         output: GateStatistics,
@@ -85,6 +89,8 @@ impl PrimaryStatistics {
             last_pages: counts.last_pages,
             device_bytes: counts.device_bytes,
             unbuffered: counts.unstaged,
+            copied_on_write: copies.on_write,
+            held_writes: copies.held_writes,
             xbzrle: DeltaStatistics::of(deltas),
             pause_p50: at(50),
             pause_p99: at(99),

@@ -72,6 +72,7 @@ impl Led {
         let options = PrimaryOptions {
             checkpoint_delay: 10 * PATIENCE,
             checkpoints_in_flight: way.in_flight,
+            checkpoint_copy: way.copy,
             terms: TERMS,
             buffer_bytes: way.buffer_bytes,
             ..PrimaryOptions::default()

@@ -1,7 +1,7 @@
 //! Checkpoints of a protected guest, after its seeding (`specs/colo.md §3` to §5, `specs/replica.md §4`).
 //!
-//! The guest stands while the last sync is done, its devices are saved and its dirty pages are copied; then it goes on, and the checkpoint
-//! travels. Others may be taken meanwhile; they wait for their turn. If the pages do not fit the staging memory although nothing travels,
+//! The guest stands while the last sync is done, its devices are saved and its dirty pages are copied or write-protected; then it goes on,
+//! and the checkpoint travels. Others may be taken meanwhile; they wait for their turn. If the pages do not fit the staging memory although nothing travels,
 //! the guest stands until they are sent.
 
 mod standing;
@@ -16,9 +16,10 @@ use sterna_wire::colo::MessageKind;
 use super::Control;
 use crate::device_stream::AskCheckpoint;
 use crate::error::MigrationError;
+use crate::events::Event;
 use crate::interruption::Break;
 use crate::outgoing::main_stream::DeviceCollector;
-use crate::outgoing::protection::{Protecting, Seen, Withholder};
+use crate::outgoing::protection::{Protecting, Seen, Staging, Withholder};
 use crate::threads::{call, caught};
 use crate::vm::RunState;
 use taking::{Paused, note_pause};
@@ -42,17 +43,29 @@ struct Checkpoints {
     waits_for_room: bool,
 }
 
+/// Ends the copying of checkpoints, also in a panic.
+struct Ends<'a>(&'a Staging);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 impl Control {
     /// Performs `TakeCheckpoints`: returns when the machine wants something else done, which it does when the protection ends.
     pub(super) fn take_checkpoints(&mut self) -> Result<(), Break> {
         let Some(protecting) = self.shared.protecting.clone() else {
             return Err(MigrationError::Internal("a seeding without a protection".to_owned()).into());
         };
+        // Whatever ends checkpoints, no write of the guest is held afterwards.
+        let ends = Ends(&protecting.staging);
         // Here the handover machine hears of no failure: a panic must not end checkpoints without a word.
         let followed = caught("a checkpoint", || self.follow_pace(&protecting));
         match followed.unwrap_or_else(|panic| Err(panic.into())) {
             Err(Break::Failed(error)) => {
                 tracing::debug!(%error, "checkpoints end");
+                drop(ends);
                 protecting.inbox.fail(error.clone());
                 self.shared.note_error(error.clone());
                 protecting.overseer.failed(&error);
@@ -142,9 +155,15 @@ impl Control {
         if protecting.pace.lock().in_flight == 1 && now.travel.is_empty() {
             self.await_room(protecting, &mut now.travel)?;
         }
+        let vm = &self.shared.vm;
+        let holds_writes = call("SourceVm::may_hold_writes", || vm.may_hold_writes());
+        if let Some(text) = protecting.staging.prepare(holds_writes) {
+            self.shared.tell(&Event::Warning(text));
+        }
         let stopped = Instant::now();
         match self.pause(protecting, now.number + 1, &mut now.devices)? {
             Paused::Taken(taken) => {
+                protecting.staging.go_on();
                 has_taken(protecting, now, taken.brought(), stopped.elapsed());
                 now.travel.push(taken);
                 Ok(())
