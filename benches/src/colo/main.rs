@@ -49,6 +49,9 @@ struct Args {
     /// Pages that the writer writes in a second.
     #[arg(long, default_value_t = 25_000)]
     pages_per_second: u64,
+    /// How `sterna run` keeps the dirty pages (x-sterna-checkpoint-copy).
+    #[arg(long, value_delimiter = ',', default_value = "auto")]
+    copies: Vec<String>,
     /// Seconds for each row.
     #[arg(long, default_value_t = 6.0)]
     seconds: f64,
@@ -120,23 +123,29 @@ fn run(args: &Args) -> Result<(), Failure> {
         for &delay in &args.delays {
             for &channels in &args.channels {
                 for &way in &args.ways {
-                    let setting = Setting {
-                        way,
-                        ram_mib: args.ram,
-                        pages_per_second: if load == Load::Writer { args.pages_per_second } else { 0 },
-                        delay: Duration::from_millis(delay),
-                        channels,
-                        time: Duration::from_secs_f64(args.seconds),
-                    };
-                    let measured = match way {
-                        Way::Sterna => sterna::measure(&root, args.sterna.clone(), &setting),
-                        _ => pair::measure(&root, &setting),
-                    };
-                    let measured = measured.map_err(|why| {
-                        format!("{} {} {delay} ms, {channels}: {why}", way.word(), load.word())
-                    })?;
-                    println!("{}", row(load, &setting, &measured));
-                    rows.push(value(load, &setting, &measured));
+                    // Only Sterna's own machine has more than one way to keep pages.
+                    let auto = ["auto".to_owned()];
+                    let copies = if way == Way::Sterna { &args.copies[..] } else { &auto[..] };
+                    for copy in copies {
+                        let setting = Setting {
+                            way,
+                            ram_mib: args.ram,
+                            pages_per_second: if load == Load::Writer { args.pages_per_second } else { 0 },
+                            delay: Duration::from_millis(delay),
+                            channels,
+                            copy: copy.clone(),
+                            time: Duration::from_secs_f64(args.seconds),
+                        };
+                        let measured = match way {
+                            Way::Sterna => sterna::measure(&root, args.sterna.clone(), &setting),
+                            _ => pair::measure(&root, &setting),
+                        };
+                        let measured = measured.map_err(|why| {
+                            format!("{} {} {delay} ms, {channels}: {why}", way.word(), load.word())
+                        })?;
+                        println!("{}", row(load, &setting, &measured));
+                        rows.push(value(load, &setting, &measured));
+                    }
                 }
             }
         }
@@ -157,7 +166,7 @@ fn row(load: Load, setting: &Setting, measured: &Measured) -> String {
         load.word(),
         setting.delay.as_millis(),
         setting.channels,
-        setting.way.word(),
+        setting.name(),
         measured.per_second(),
         ms(measured.mean()),
         ms(measured.at_most(500)),
@@ -187,6 +196,7 @@ fn value(load: Load, setting: &Setting, measured: &Measured) -> Value {
         "delay_ms": setting.delay.as_millis() as u64,
         "channels": setting.channels,
         "way": setting.way.word(),
+        "copy": setting.copy,
         "checkpoints_per_second": measured.per_second(),
         "pages": measured.costs.pages,
         "bytes": measured.costs.bytes,

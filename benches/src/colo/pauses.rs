@@ -20,7 +20,19 @@ pub(crate) struct Setting {
     pub(crate) delay: Duration,
     /// 0: the main channel alone.
     pub(crate) channels: u8,
+    /// `x-sterna-checkpoint-copy`.
+    pub(crate) copy: String,
     pub(crate) time: Duration,
+}
+
+impl Setting {
+    /// What stands in a row.
+    pub(crate) fn name(&self) -> String {
+        match self.copy.as_str() {
+            "auto" => self.way.word().to_owned(),
+            copy => format!("{}, {copy}", self.way.word()),
+        }
+    }
 }
 
 /// What came of it.

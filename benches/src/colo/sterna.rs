@@ -45,6 +45,7 @@ pub(crate) fn measure(root: &Root, sterna: PathBuf, setting: &Setting) -> Result
     protects.arg(format!("unix:{}", place.path().join("contact").display()));
     protects.arg("--standby-qmp").arg(standby.directory().join("qmp"));
     protects.arg(format!("--checkpoint-delay={}", setting.delay.as_millis()));
+    protects.arg(format!("--set=x-sterna-checkpoint-copy={}", setting.copy));
     if setting.channels > 0 {
         protects.arg(format!("--channels={}", setting.channels));
     }

@@ -13,8 +13,8 @@
 //!    *after* it and will be read, because they are read later. No others are dropped. A page that was found absent is
 //!    sent as zero without being read. A page that the guest does not use is not sent at all.
 //!
-//! 7. Of a checkpoint of a guest that is protected, every slice is re-armed, and every page is copied (or sent), before the guest goes
-//!    on.
+//! 7. Of a checkpoint of a guest that is protected, every slice is re-armed, and every page is copied, write-protected until it is copied,
+//!    or sent, before the guest goes on (`tests/it/protected/copied`).
 //!
 //! No thread feeds the lanes: they claim chunks from the round's shared cursor.
 

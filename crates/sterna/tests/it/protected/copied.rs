@@ -208,7 +208,7 @@ fn every_checkpoint_has_the_memory_of_the_moment_in_which_the_guest_stood() {
     let is_possible = is_possible(&fast_writer(Backing::Memfd));
     for (backing, way) in ways {
         let (pair, watched) = watched(&fast_writer(backing), &way);
-        looked_at(&pair, &watched, &way, 12);
+        looked_at(&pair, &watched, &way, 8);
         assert!(pair.guest.wait_progress(10, PATIENCE), "{way:?}: the guest goes on");
         pair.primary.hand_over().expect("protected");
         assert_eq!(pair.primary.wait(), primary::Outcome::HandedOver, "{way:?}: {:?}", pair.primary.state());
