@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sterna::ram::Backing;
-use sterna::replica::{CheckpointMode, Terms};
+use sterna::replica::{CheckpointCopy, CheckpointMode, Terms};
 use sterna::{Capabilities, Compression, Parameters};
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
@@ -12,6 +12,8 @@ use super::arbiter::Side;
 use super::trouble::{Moment, Trouble};
 
 /// What stopping a guest takes at most, and more than that: a case whose host takes longer is not judged by time.
+/// How pages of checkpoints are kept.
+const COPIES: [CheckpointCopy; 3] = [CheckpointCopy::Auto, CheckpointCopy::Copy, CheckpointCopy::CopyOnWrite];
 const MARGIN: Duration = Duration::from_millis(400);
 
 /// How the arbiter behaves.
@@ -36,6 +38,7 @@ pub(super) struct Case {
     pub(super) delay: Duration,
     pub(super) mode: CheckpointMode,
     pub(super) in_flight: u8,
+    pub(super) copy: CheckpointCopy,
     pub(super) buffer_bytes: u64,
     pub(super) terms: Terms,
     /// What hearing a piece of output takes.
@@ -98,6 +101,7 @@ impl Case {
             // Drawn last: older cases stay as they are.
             delta_pages: [None, Some(64), Some(1 << 14)][random.usize(..3)],
             in_flight: [1, 1, 2, 4][random.usize(..4)],
+            copy: COPIES[random.usize(..COPIES.len())],
         }
     }
 

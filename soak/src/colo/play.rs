@@ -132,6 +132,7 @@ impl Case {
             checkpoints_in_flight: self.in_flight,
             terms: self.terms,
             buffer_bytes: self.buffer_bytes,
+            checkpoint_copy: self.copy,
         };
         let guardians = Guardians {
             protection: Protection { id: [7; 16], generation: 1 },
