@@ -12,9 +12,9 @@ use super::arbiter::Side;
 use super::trouble::{Moment, Trouble};
 
 /// What stopping a guest takes at most, and more than that: a case whose host takes longer is not judged by time.
+const MARGIN: Duration = Duration::from_millis(400);
 /// How pages of checkpoints are kept.
 const COPIES: [CheckpointCopy; 3] = [CheckpointCopy::Auto, CheckpointCopy::Copy, CheckpointCopy::CopyOnWrite];
-const MARGIN: Duration = Duration::from_millis(400);
 
 /// How the arbiter behaves.
 #[derive(Debug, Clone, Copy, Default)]
