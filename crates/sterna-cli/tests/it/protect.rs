@@ -190,6 +190,7 @@ fn what_only_a_sterna_vm_has_is_refused_for_a_qemu() {
         "--checkpoint-mode=output",
         "--output-delay=5",
         "--checkpoint-overhead=5",
+        "--checkpoint-copy=copy",
     ] {
         // Nobody answers there: what is wrong with the line is said first.
         let refused = command("protect", Path::new("/nowhere/qmp"), &["unix:/nowhere/standby", option]);
