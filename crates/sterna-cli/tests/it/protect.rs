@@ -155,7 +155,13 @@ fn guest_of_a_killed_primary_goes_on_at_its_standby() {
 
 #[test]
 fn how_checkpoints_are_taken_is_set_by_the_command_and_changes_live() {
-    let options = ["--checkpoint-mode=load", "--checkpoint-overhead=50", "--output-delay=7", "--in-flight=2"];
+    let options = [
+        "--checkpoint-mode=load",
+        "--checkpoint-overhead=50",
+        "--output-delay=7",
+        "--in-flight=2",
+        "--checkpoint-copy=copy-on-write",
+    ];
     let pair = Pair::new(&options);
     let shown = pair.ask("a.qmp", "query-migrate-parameters");
     assert_eq!(shown["x-sterna-checkpoint-mode"], "load");
@@ -164,6 +170,7 @@ fn how_checkpoints_are_taken_is_set_by_the_command_and_changes_live() {
         (&json!(50), &json!(7))
     );
     assert_eq!(shown["x-sterna-checkpoints-in-flight"], 2);
+    assert_eq!(shown["x-sterna-checkpoint-copy"], "copy-on-write");
     let set = |parameters: Value| {
         let mut vm = connect(&pair.path("a.qmp")).unwrap();
         vm.execute("migrate-set-parameters", parameters)
@@ -187,6 +194,7 @@ fn what_only_a_sterna_vm_has_is_refused_for_a_qemu() {
         "--checkpoint-mode=output",
         "--output-delay=5",
         "--checkpoint-overhead=5",
+        "--checkpoint-copy=copy",
     ] {
         // Nobody answers there: what is wrong with the line is said first.
         let refused = command("protect", Path::new("/nowhere/qmp"), &["unix:/nowhere/standby", option]);

@@ -20,6 +20,9 @@ pub struct Checkpoints {
     /// How many checkpoints may be taken and not be held by the standby yet
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=4))]
     pub in_flight: Option<u8>,
+    /// Whether dirty pages are copied while the guest stands, or write-protected then and copied when it goes on; auto: what is quicker
+    #[arg(long, value_name = "WAY", value_parser = ["auto", "copy", "copy-on-write"])]
+    pub checkpoint_copy: Option<String>,
     /// Send differences to what the standby holds (xbzrle), and keep at most so many bytes of pages for that; a power of two
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64M", value_parser = units::parse_size)]
     pub delta: Option<u64>,
@@ -37,6 +40,7 @@ impl Checkpoints {
                 self.checkpoint_overhead.map(Value::from),
             ),
             ("--in-flight", "x-sterna-checkpoints-in-flight", self.in_flight.map(Value::from)),
+            ("--checkpoint-copy", "x-sterna-checkpoint-copy", self.checkpoint_copy.clone().map(Value::from)),
             ("--delta", "xbzrle-cache-size", self.delta.map(Value::from)),
         ];
         all.into_iter().filter_map(|(option, name, value)| Some((option, name, value?))).collect()
