@@ -186,11 +186,12 @@ impl Drop for Claim<'_> {
         }
         // Where the protection was lifted, what was copied may be newer.
         let is_copied = copied.is_ok() && !is_lost.load(Ordering::SeqCst);
-        states[self.index].store(if is_copied { COPIED } else { FAILED }, Ordering::Release);
         self.deferred.release(grains[self.index]);
         if left.fetch_sub(1, Ordering::AcqRel) == 1 {
             pins.lock().clear();
         }
+        // At the very end: whoever sees it may protect the same pages for the next checkpoint.
+        states[self.index].store(if is_copied { COPIED } else { FAILED }, Ordering::Release);
     }
 }
 

@@ -35,6 +35,9 @@ struct Shared {
     protection: Arc<WriteProtection>,
     work: Mutex<Work>,
     is_work: Condvar,
+    /// Held while a writer is served: one that was held in the last checkpoint must not be let through in the next, where its page may
+    /// be protected again.
+    serving: Mutex<()>,
     /// Writes that were held.
     held: AtomicU64,
 }
@@ -61,6 +64,7 @@ impl CopyOnWrite {
             protection: Arc::new(protection),
             work: Mutex::default(),
             is_work: Condvar::new(),
+            serving: Mutex::default(),
             held: AtomicU64::new(0),
         });
         // What has begun ends with this, should the other thread not be had.
@@ -122,6 +126,7 @@ impl CopyOnWrite {
         let deferred = Arc::new(Deferred::new((ram, arena), pieces, spans, protection)?);
         {
             // Before the first is protected: whoever serves its writer has to know it.
+            let _none_is_served = self.shared.serving.lock();
             let mut work = self.shared.work.lock();
             (work.deferred, work.goes_on) = (Some(Arc::clone(&deferred)), false);
         }
@@ -165,6 +170,7 @@ impl Shared {
     fn serve(&self) {
         let served = self.protection.serve(|block, page| {
             self.held.fetch_add(1, Ordering::Relaxed);
+            let _serving = self.serving.lock();
             let deferred = self.work.lock().deferred.clone();
             match deferred {
                 Some(deferred) => deferred.let_through(block, page),
