@@ -261,6 +261,9 @@ impl Vm for Hosted {
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         self.machine.compatibility()
     }
+    fn shares_ram_with(&self) -> Option<String> {
+        self.machine.shares_ram_with()
+    }
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         self.machine.hooks()
     }

@@ -52,6 +52,7 @@ pub mod params;
 pub mod precopy;
 pub mod rdma;
 pub mod replica;
+mod same_host;
 mod settings_error;
 mod start_error;
 pub mod stats;
@@ -70,8 +71,8 @@ pub use hooks::Hook;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, RetryError};
 pub use params::{
-    Capabilities, Compression, NonConvergence, Parameters, RdmaParameters, StatusQuestions, WaitLimits,
-    ZeroPageDetection,
+    Capabilities, Compression, MigrationMode, NonConvergence, Parameters, RdmaParameters, StatusQuestions,
+    WaitLimits, ZeroPageDetection,
 };
 pub use precopy::Recording;
 pub use settings_error::SettingsError;

@@ -50,6 +50,11 @@ pub trait Vm: Send + Sync {
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         None
     }
+    /// What else has the guest's RAM mapped, and could not follow it to another process of this host or into memory that comes from
+    /// one: devices in processes of their own, by name. With it, `mode` `cpr-transfer` is refused on either side.
+    fn shares_ram_with(&self) -> Option<String> {
+        None
+    }
     /// Disks, locks, network: the source releases them in this order, the destination acquires them in this order.
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         Vec::new()

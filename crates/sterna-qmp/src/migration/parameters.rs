@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sterna::{
-    ChunkSize, Compression, Direct, NonConvergence, Parameters, RdmaParameters, StatusQuestions, WaitLimits,
-    ZeroPageDetection,
+    ChunkSize, Compression, Direct, MigrationMode, NonConvergence, Parameters, RdmaParameters,
+    StatusQuestions, WaitLimits, ZeroPageDetection,
 };
 
 use crate::error::QmpError;
@@ -169,7 +169,6 @@ const fn text(name: &'static str) -> ParameterSpec {
     }
 }
 
-const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
 /// What becomes of a migration that does not converge.
 const NON_CONVERGENCE: &str = "x-sterna-non-convergence";
 /// Whether a lost acknowledgement is asked for, and such questions answered.
@@ -214,14 +213,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("max-postcopy-bandwidth", number(0, u64::MAX), BytesPerSecondBare, Harmless, 0),
     row("x-vcpu-dirty-limit-period", number(1, 1000), Milliseconds, Harmless, 1000),
     row("vcpu-dirty-limit", number(1, u64::MAX), Megabytes, Live, 1),
-    ParameterSpec {
-        name: "mode",
-        range: Range::Only(Neutral::Word("normal", MODES), "Sterna has no CPR modes"),
-        unit: Unit::None,
-        change: Harmless,
-        only_for: None,
-        default: Default::Word("normal"),
-    },
+    word("mode", &["normal", "cpr-transfer"], Frozen, "normal"),
     word("zero-page-detection", &["none", "legacy", "multifd"], Frozen, "multifd"),
     frozen_flag("direct-io"),
     rdma_row(CHUNK_SIZE, Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, 1 << 20),
@@ -234,6 +226,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         default: Default::Word("keep-going"),
     },
     frozen_flag("x-sterna-replace-file"),
+    frozen_flag("x-sterna-cpr-accept-root"),
     word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
     row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
     row(BUFFER_SIZE, number(4096, 1 << 40), Bytes, Frozen, 256 << 20),
@@ -347,6 +340,11 @@ impl ParameterSet {
                 "operator" => StatusQuestions::Operator,
                 _ => StatusQuestions::Auto,
             },
+            mode: match self.word("mode") {
+                "cpr-transfer" => MigrationMode::CprTransfer,
+                _ => MigrationMode::Normal,
+            },
+            cpr_accept_root: self.flag("x-sterna-cpr-accept-root"),
             xbzrle_cache_bytes: self.number("xbzrle-cache-size"),
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             rdma: RdmaParameters {

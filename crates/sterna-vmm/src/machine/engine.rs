@@ -32,6 +32,10 @@ impl Vm for KvmMachine {
         Some(KvmMachine::compatibility(self))
     }
 
+    fn shares_ram_with(&self) -> Option<String> {
+        self.hardware.external.name()
+    }
+
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         let mut hooks = vec![self.devices.complete()];
         hooks.extend_from_slice(self.hardware.virtio.hooks());

@@ -17,6 +17,7 @@ mod greeting;
 mod lane;
 mod load_file;
 mod loader;
+mod memory;
 mod places;
 mod questions;
 mod rdma;
