@@ -68,6 +68,8 @@ pub use error::{Fault, MigrationError, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use free_page_hints::{FreePageHints, FreePages};
 pub use hooks::Hook;
+#[cfg(feature = "planted-faults")]
+pub use incoming::SharingFault;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, RetryError};
 pub use params::{

@@ -136,9 +136,9 @@ pub struct Parameters {
     pub xbzrle_cache_bytes: u64,
     /// `mode`: how memory moves. The source's word counts.
     pub mode: MigrationMode,
-    /// `x-sterna-cpr-accept-root`: with [`MigrationMode::CprTransfer`] the other process may be root's. Else it must be of this
-    /// process's user.
-    pub cpr_accept_root: bool,
+    /// `x-sterna-cpr-allow-root`: with [`MigrationMode::CprTransfer`] one of the two processes may be root's and the other of another
+    /// user. Otherwise both must be of the same user. Each side asks its own setting.
+    pub cpr_allow_root: bool,
     /// What concerns migrations to and from `rdma:` alone.
     pub rdma: RdmaParameters,
     /// How long Sterna waits for what. QEMU has no such limits.
@@ -211,7 +211,7 @@ impl Parameters {
             ("max_queued_stream_bytes", self.max_queued_stream_bytes != running.max_queued_stream_bytes),
             ("xbzrle_cache_bytes", self.xbzrle_cache_bytes != running.xbzrle_cache_bytes),
             ("mode", self.mode != running.mode),
-            ("cpr_accept_root", self.cpr_accept_root != running.cpr_accept_root),
+            ("cpr_allow_root", self.cpr_allow_root != running.cpr_allow_root),
             ("rdma", self.rdma != running.rdma),
             ("limits", self.limits != running.limits),
         ];
@@ -246,7 +246,7 @@ impl Default for Parameters {
             max_queued_stream_bytes: 64 << 20,
             xbzrle_cache_bytes: 64 << 20,
             mode: MigrationMode::Normal,
-            cpr_accept_root: false,
+            cpr_allow_root: false,
             rdma: RdmaParameters::default(),
             limits: WaitLimits::default(),
         }
@@ -371,7 +371,7 @@ mod tests {
             |to| to.max_queued_stream_bytes += 1,
             |to| to.xbzrle_cache_bytes += 1,
             |to| to.mode = MigrationMode::CprTransfer,
-            |to| to.cpr_accept_root = true,
+            |to| to.cpr_allow_root = true,
             |to| to.rdma.pinned_limit_bytes = Some(1),
             |to| to.limits.setup = Duration::ZERO,
         ];

@@ -5,18 +5,19 @@ use sterna_transport::{Channel, PeerCredentials};
 use crate::error::MigrationError;
 use crate::params::Parameters;
 
-/// Whether the process at the other end may have this one's guest, or give it one: it is the same user's, or root's where that is
-/// permitted.
+/// Whether the process at the other end may have this one's guest, or give it one: both are of the same user, or, where that is
+/// permitted, one is root's.
 pub(crate) fn check_peer(channel: &Channel, params: &Parameters) -> Result<(), MigrationError> {
     let peer = channel.peer_credentials()?;
     let ours = PeerCredentials::own_uid();
-    if peer.uid == ours || peer.uid == 0 && params.cpr_accept_root {
+    let is_roots = peer.uid == 0 || ours == 0;
+    if peer.uid == ours || is_roots && params.cpr_allow_root {
         return Ok(());
     }
-    let root = if peer.uid == 0 { ", or permit root's process with x-sterna-cpr-accept-root" } else { "" };
+    let root = if is_roots { ", unless x-sterna-cpr-allow-root is set on both sides" } else { "" };
     let what = format!(
-        "the process {} at the other end of {} is of user {}, and this one of user {ours}: descriptors of a guest's memory go \
-         between processes of one user{root}",
+        "process {} at the other end of {} is of user {}, and this one of user {ours}: descriptors of a guest's memory go \
+         between processes of the same user{root}",
         peer.pid,
         channel.peer(),
         peer.uid

@@ -226,7 +226,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         default: Default::Word("keep-going"),
     },
     frozen_flag("x-sterna-replace-file"),
-    frozen_flag("x-sterna-cpr-accept-root"),
+    frozen_flag("x-sterna-cpr-allow-root"),
     word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
     row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
     row(BUFFER_SIZE, number(4096, 1 << 40), Bytes, Frozen, 256 << 20),
@@ -344,7 +344,7 @@ impl ParameterSet {
                 "cpr-transfer" => MigrationMode::CprTransfer,
                 _ => MigrationMode::Normal,
             },
-            cpr_accept_root: self.flag("x-sterna-cpr-accept-root"),
+            cpr_allow_root: self.flag("x-sterna-cpr-allow-root"),
             xbzrle_cache_bytes: self.number("xbzrle-cache-size"),
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             rdma: RdmaParameters {

@@ -53,6 +53,17 @@ use shared::Shared;
 use target::Target;
 use vm_target::VmTarget;
 
+/// What a destination with a planted fault does to memory that its source has handed over.
+#[cfg(feature = "planted-faults")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SharingFault {
+    /// It makes the memory writable before the commit.
+    WritesEarly,
+    /// It does the same, and treats the memory as its own: clears pages that did not come, and gives all of it back after a failure.
+    Empties,
+}
+
 /// An incoming migration. Connections that do not fit this side are refused with a warning
 /// ([`crate::Event::Warning`]); it fails only once all channels of a migration have come (specs/stream.md §3.1), and
 /// waits for the next source until then.
@@ -182,6 +193,25 @@ impl Incoming {
         let incoming = Self::listen(vm, at, params, capabilities, observer)?;
         incoming.guard.shared.rounds.trust();
         Ok(incoming)
+    }
+
+    /// As [`Incoming::listen`], with a destination that breaks the rules of memory that the source hands over: for showing that
+    /// the source's guest would be damaged, and that tests find it.
+    ///
+    /// # Errors
+    /// As [`Incoming::listen`].
+    #[cfg(feature = "planted-faults")]
+    pub fn listen_with_fault(
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        fault: SharingFault,
+    ) -> Result<Self, StartError> {
+        let mut target = VmTarget::new(vm).map_err(|error| StartError::System(error.to_string()))?;
+        target.fault = Some(fault);
+        Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
     /// A handle for what the migration itself keeps alive.

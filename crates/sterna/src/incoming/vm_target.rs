@@ -32,6 +32,8 @@ pub(super) struct VmTarget {
     loaded: Mutex<Loaded>,
     /// Memory of the source's process, if that comes instead of pages.
     taken: Mutex<Vec<TakenMemory>>,
+    #[cfg(feature = "planted-faults")]
+    pub(super) fault: Option<super::SharingFault>,
 }
 
 /// What the loader found out.
@@ -57,6 +59,8 @@ impl VmTarget {
             sink: Arc::new(RamSink::new(&ram, may_hold_bytes)?),
             loaded: Mutex::default(),
             taken: Mutex::default(),
+            #[cfg(feature = "planted-faults")]
+            fault: None,
             ram,
             vm,
         })
@@ -155,6 +159,13 @@ impl Target for VmTarget {
         }
         let mut taken = self.taken.lock();
         *taken = handed::take(&self.ram, table, descriptors)?;
+        #[cfg(feature = "planted-faults")]
+        if let Some(fault) = self.fault {
+            taken.iter_mut().try_for_each(TakenMemory::keep)?;
+            if fault == super::SharingFault::Empties {
+                return Ok(());
+            }
+        }
         // Whatever comes from now on has no place.
         self.sink.close();
         Ok(())

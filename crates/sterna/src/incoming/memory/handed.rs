@@ -103,3 +103,6 @@ fn misbehaved(what: String) -> MigrationError {
 fn incompatible(what: String) -> MigrationError {
     MigrationError::PeerIncompatible { what }
 }
+
+#[cfg(test)]
+mod tests;
