@@ -14,6 +14,7 @@ mod peer;
 mod protect;
 mod protect_devices;
 mod rdma;
+mod same_host;
 mod save;
 mod standby;
 mod vfio_user;
