@@ -18,7 +18,9 @@ use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
 use sterna::replica::EpochGate;
-use sterna::{Device, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
+use sterna::{
+    Device, FreePageHints, Hook, HostDescriptors, RunState, SourceVm, TargetVm, Throttle, Vm, VmError,
+};
 use sterna_qmp::migration::ProtectionMeans;
 use sterna_qmp::{Announcing, BlockDevice, MonitoredVm};
 
@@ -63,6 +65,8 @@ pub struct Config {
     pub entropy: bool,
     /// It has a virtio console.
     pub virtio_console: bool,
+    /// A tap that is in use may come with the guest.
+    pub waits_for_taps: bool,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.
@@ -263,6 +267,9 @@ impl Vm for Hosted {
     }
     fn shares_ram_with(&self) -> Option<String> {
         self.machine.shares_ram_with()
+    }
+    fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
+        self.machine.host_descriptors()
     }
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         self.machine.hooks()

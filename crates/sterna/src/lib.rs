@@ -93,7 +93,7 @@ pub use sterna_wire::rdma::ChunkSize;
 pub use threads::planted::refuse_threads;
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
 pub use throttle_clock::{ThrottleClock, ThrottleLimits};
-pub use vm::{Device, RunState, SourceVm, TargetVm, Vm};
+pub use vm::{Device, HostDescriptors, RunState, SourceVm, TargetVm, Vm};
 
 /// Compiles the README's example.
 #[cfg(doctest)]

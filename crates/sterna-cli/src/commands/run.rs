@@ -357,6 +357,7 @@ fn config(arguments: &Arguments) -> host::Config {
         free_page_hinting: arguments.free_page_hinting,
         entropy: arguments.rng,
         virtio_console: arguments.virtio_console,
+        waits_for_taps: arguments.incoming.as_deref().is_some_and(|at| at.starts_with("unix:")),
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,

@@ -211,12 +211,90 @@ impl MemoryAnswer {
             if length > Self::REASON_BYTES_MAX {
                 return Err(r.bad(SPEC, format!("a reason of {length} bytes")));
             }
-            let reason = String::from_utf8_lossy(r.take(length)?).into_owned();
+            let bytes = r.take(length)?;
+            let reason = r.text(bytes)?.to_owned();
             match status {
-                0 => Ok(Self::Taken),
+                0 if reason.is_empty() => Ok(Self::Taken),
                 1 => Ok(Self::Refused(reason)),
-                other => Err(r.bad(SPEC, format!("status {other} is not 0 or 1"))),
+                other => Err(r.bad(SPEC, format!("status {other} with a reason of {length} bytes"))),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(byte: u8) -> MigrationSecret {
+        MigrationSecret::from_bytes([byte; MigrationSecret::BYTES])
+    }
+
+    fn entries() -> Vec<HandedOver> {
+        vec![
+            HandedOver::Block { name: "ram.low".into(), len_bytes: 1 << 30, page_bytes: 4096, offset: 8192 },
+            HandedOver::Device { name: "network card".into(), instance: 3, count: 2 },
+        ]
+    }
+
+    fn table() -> Vec<u8> {
+        let mut table = Vec::new();
+        entries().iter().for_each(|entry| entry.encode(&mut table));
+        table
+    }
+
+    #[test]
+    fn offer_proves_its_table_and_nothing_else() {
+        let (table, mut bytes) = (table(), Vec::new());
+        MemoryOffer::new([1; 16], &secret(7), &table).encode(&mut bytes);
+        let (offer, used) = MemoryOffer::decode(&bytes).unwrap().unwrap();
+
+        assert_eq!((used, bytes.len()), (MemoryOffer::BYTES, MemoryOffer::BYTES));
+        assert_eq!((offer.migration_id, offer.table_bytes as usize), ([1; 16], table.len()));
+        assert!(offer.is_authentic(&secret(7), &table));
+        assert!(!offer.is_authentic(&secret(8), &table));
+        let mut other = table;
+        other[3] ^= 1;
+        assert!(!offer.is_authentic(&secret(7), &other));
+        for cut in 0..bytes.len() {
+            assert_eq!(MemoryOffer::decode(&bytes[..cut]), Ok(None));
+        }
+        for (at, word) in [(0, "magic"), (7, "version"), (24, "table")] {
+            let mut broken = bytes.clone();
+            broken[at] ^= 0xff;
+            assert!(MemoryOffer::decode(&broken).unwrap_err().to_string().contains(word));
+        }
+    }
+
+    #[test]
+    fn table_that_breaks_off_or_has_unknown_entries_is_refused() {
+        let table = table();
+        assert_eq!(HandedOver::decode_table(&table), Ok(entries()));
+        assert_eq!(HandedOver::decode_table(&[]), Ok(Vec::new()));
+        let first = table.len() - 8 - "network card".len() - 2;
+        for cut in (1..table.len()).filter(|cut| *cut != first) {
+            let refused = HandedOver::decode_table(&table[..cut]).unwrap_err();
+            assert!(refused.to_string().contains("inside an entry"), "{cut}: {refused}");
+        }
+        let mut unknown = table;
+        unknown[0] = 9;
+        assert!(HandedOver::decode_table(&unknown).unwrap_err().to_string().contains("kind 9"));
+    }
+
+    #[test]
+    fn answer_keeps_a_reason_that_is_not_too_long() {
+        for answer in [MemoryAnswer::Taken, MemoryAnswer::Refused("ä".repeat(100))] {
+            let mut bytes = Vec::new();
+            answer.encode(&mut bytes);
+            assert_eq!(MemoryAnswer::decode(&bytes[..bytes.len() - 1]), Ok(None));
+            let length = bytes.len();
+            assert_eq!(MemoryAnswer::decode(&bytes), Ok(Some((answer, length))));
+        }
+        let mut bytes = Vec::new();
+        MemoryAnswer::Refused("ä".repeat(5000)).encode(&mut bytes);
+        let Ok(Some((MemoryAnswer::Refused(reason), _))) = MemoryAnswer::decode(&bytes) else { panic!() };
+        assert_eq!(reason, "ä".repeat(2048));
+        bytes[8..12].copy_from_slice(&5000_u32.to_be_bytes());
+        assert!(MemoryAnswer::decode(&bytes).is_err());
     }
 }

@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna_ram::{GuestRam, RamError, TakenMemory};
+use sterna_ram::{GuestRam, RamError};
 use sterna_wire::extension::{COMPATIBILITY_SECTION, HandedOver};
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::BlockTable;
 use sterna_wire::replica::Output;
 
-use super::memory::handed;
+use super::memory::handed::{self, Taken};
 use super::sections::{Sections, all_came};
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
 use crate::error::MigrationError;
@@ -31,7 +31,7 @@ pub(super) struct VmTarget {
     sink: Arc<RamSink>,
     loaded: Mutex<Loaded>,
     /// Memory of the source's process, if that comes instead of pages.
-    taken: Mutex<Vec<TakenMemory>>,
+    taken: Mutex<Taken>,
     #[cfg(feature = "planted-faults")]
     pub(super) fault: Option<super::SharingFault>,
 }
@@ -158,10 +158,10 @@ impl Target for VmTarget {
             return Err(MigrationError::PeerIncompatible { what });
         }
         let mut taken = self.taken.lock();
-        *taken = handed::take(&self.ram, table, descriptors)?;
+        *taken = handed::take(&self.ram, table, &self.vm.host_descriptors(), descriptors)?;
         #[cfg(feature = "planted-faults")]
         if let Some(fault) = self.fault {
-            taken.iter_mut().try_for_each(TakenMemory::keep)?;
+            taken.keep()?;
             if fault == super::SharingFault::Empties {
                 return Ok(());
             }
@@ -172,7 +172,7 @@ impl Target for VmTarget {
     }
 
     fn keep_memory(&self) -> Result<(), MigrationError> {
-        self.taken.lock().iter_mut().try_for_each(|memory| Ok(memory.keep()?))
+        self.taken.lock().keep()
     }
 
     fn ram_section_ended(&self, kind: SectionKind) {
@@ -239,7 +239,7 @@ impl Target for VmTarget {
     fn reset(&self) -> Vec<String> {
         let reset = caught("TargetVm::reset", || self.vm.reset());
         let left = if self.sink.is_closed() {
-            handed::give_back(&mut self.taken.lock())
+            self.taken.lock().give_back()
         } else {
             emptied(&self.sink, &self.ram)
         };

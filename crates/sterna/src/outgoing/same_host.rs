@@ -18,8 +18,9 @@ use crate::error::{MigrationError, VmError};
 use crate::hooks::Hook;
 use crate::params::Parameters;
 use crate::same_host::check_peer;
+use crate::threads::{call, tried};
 use crate::throttle::Throttle;
-use crate::vm::{Device, RunState, SourceVm, Vm};
+use crate::vm::{Device, HostDescriptors, RunState, SourceVm, Vm};
 
 const CHANNEL: &str = "memory connection";
 
@@ -45,6 +46,13 @@ pub(super) fn hand_over(shared: &Shared, params: &Parameters) -> Result<(), Migr
         HandedOver::Block { name, len_bytes, page_bytes, offset: memory.offset }.encode(&mut table);
         files.push(memory.file);
     }
+    let mut of_devices = Vec::new();
+    for held in shared.vm.host_descriptors() {
+        let (name, instance) = (held.name(), held.instance());
+        let given = call(format!("HostDescriptors::give of {name:?}"), || held.give())?;
+        HandedOver::Device { name, instance, count: given.len() as u32 }.encode(&mut table);
+        of_devices.extend(given);
+    }
     let setup = params.limits.setup;
     let channel = Channel::connect_with(&shared.to, None, setup, &shared.connecting, |channel| {
         channel.set_stall_limit(Some(setup));
@@ -54,7 +62,8 @@ pub(super) fn hand_over(shared: &Shared, params: &Parameters) -> Result<(), Migr
     let mut head = Vec::new();
     MemoryOffer::new(shared.identity.id, &shared.identity.secret, &table).encode(&mut head);
     channel.write_all(&head)?;
-    let descriptors: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+    let descriptors: Vec<_> =
+        files.iter().map(|file| file.as_fd()).chain(of_devices.iter().map(AsFd::as_fd)).collect();
     channel.send_descriptors(&descriptors)?;
     channel.write_all(&table)?;
     let answer = answer(&channel);
@@ -84,7 +93,15 @@ fn answer(channel: &Channel) -> Result<MemoryAnswer, MigrationError> {
 }
 
 /// The destination has the guest, and its memory with it.
-pub(super) fn let_go(ram: &GuestRam) {
+pub(super) fn let_go(vm: &dyn SourceVm, ram: &GuestRam) {
+    for held in vm.host_descriptors() {
+        if let Err(error) = tried("HostDescriptors::let_go", || {
+            held.let_go();
+            Ok::<(), MigrationError>(())
+        }) {
+            tracing::error!("descriptors that the destination has: {error}");
+        }
+    }
     for block in ram.blocks() {
         if let Err(error) = block.let_go() {
             // Nobody here accesses it any more, whatever is still mapped.
@@ -177,6 +194,10 @@ impl Vm for Untracked {
 
     fn shares_ram_with(&self) -> Option<String> {
         self.vm.shares_ram_with()
+    }
+
+    fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
+        self.vm.host_descriptors()
     }
 
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {

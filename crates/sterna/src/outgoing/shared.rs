@@ -89,7 +89,7 @@ impl Shared {
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
             let is_file = matches!(to, Address::File { .. });
-            let handed = (params.mode == MigrationMode::CprTransfer).then(|| ram.clone());
+            let handed = (params.mode == MigrationMode::CprTransfer).then(|| (Arc::clone(&vm), ram.clone()));
             let told = Cell::new(None);
             move |machine: &Source| {
                 if matches!(machine.state(), State::Cancelled | State::Failed) {
@@ -101,8 +101,8 @@ impl Shared {
                 if told.replace(Some(now)) != Some(now) {
                     // Before anybody learns that another guest may come here: it would come into memory that the destination
                     // has.
-                    if let (Some(ram), Custody::Gone) = (&handed, now) {
-                        same_host::let_go(ram);
+                    if let (Some((vm, ram)), Custody::Gone) = (&handed, now) {
+                        same_host::let_go(vm.as_ref(), ram);
                     }
                     custody.set(now);
                 }
