@@ -65,8 +65,8 @@ pub struct Config {
     pub entropy: bool,
     /// It has a virtio console.
     pub virtio_console: bool,
-    /// A tap that is in use may come with the guest.
-    pub waits_for_taps: bool,
+    /// The guest comes from another process on this host, with its memory and its taps.
+    pub takes_over: bool,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.

@@ -78,6 +78,24 @@ impl RamBlock {
         Ok(RamBlock::of(name, len_bytes, mapping))
     }
 
+    /// A block whose memory another process has and will hand over ([`take_memory`](Self::take_memory)): it has addresses, and until
+    /// then no memory ([`RamError::Gone`]). So huge pages need not be there twice.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); private memory cannot be handed over ([`RamError::NotReplaceable`]).
+    pub fn awaiting(name: impl Into<String>, len_bytes: u64, backing: Backing) -> Result<Self, RamError> {
+        let name = Self::checked_name(name.into())?;
+        Self::check_length(&name, len_bytes, backing.unit_bytes())?;
+        if backing == Backing::Anonymous {
+            let rule = "private memory cannot be handed over: wait with RAM of the source's kind (`sterna run --backing memfd`)";
+            return Err(RamError::NotReplaceable { block: name, rule });
+        }
+        match Mapping::awaiting(len_bytes as usize, backing) {
+            Ok(mapping) => Ok(RamBlock::of(name, len_bytes, mapping)),
+            Err((call, source)) => Err(RamError::System { block: name, call, source }),
+        }
+    }
+
     /// A block whose bytes are elsewhere, in an image: it has a name and a length, and every access to its
     /// bytes is refused.
     ///
@@ -132,6 +150,11 @@ impl RamBlock {
     /// Bytes in a page of the memory below: [`PAGE_SIZE`], or the size of the huge pages on which the block lies.
     pub fn page_bytes(&self) -> u64 {
         self.mapping.page_bytes()
+    }
+
+    /// Whether another process has the memory, so that it cannot be accessed here ([`RamError::Gone`]).
+    pub fn is_gone(&self) -> bool {
+        self.mapping.is_gone()
     }
 
     /// Whether the memory is mapped shared, so that another process may have it, too.

@@ -65,8 +65,9 @@ pub enum RamError {
         /// The block's name.
         block: String,
     },
-    /// Another process has the memory now ([`RamBlock::let_go`](crate::RamBlock::let_go)).
-    #[error("another process has the memory of RAM block {block:?}: it is not accessed here any more")]
+    /// Another process has the memory: it was given away ([`RamBlock::let_go`](crate::RamBlock::let_go)), or has not come yet
+    /// ([`RamBlock::awaiting`](crate::RamBlock::awaiting)).
+    #[error("another process has the memory of RAM block {block:?}, and it cannot be accessed here")]
     Gone {
         /// The block's name.
         block: String,

@@ -29,7 +29,7 @@ const QUIT_LIMIT: Duration = Duration::from_secs(10);
 pub struct Arguments {
     /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
     pub socket: Endpoint,
-    /// The new process, as `sterna run` with the options of the old one. `--incoming` is added. It needs a monitor (`--qmp`) of its
+    /// The new process, as `sterna run` with the options of the old one. `--incoming` and `--same-host` are added. It needs a monitor (`--qmp`) of its
     /// own, and the same machine: vCPUs, RAM, disks. It runs on when this command has ended, without a terminal
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -176,6 +176,7 @@ impl NewProcess {
         let child = Command::new(&arguments.command[0])
             .args(&arguments.command[1..])
             .arg(format!("--incoming=unix:{}", socket.display()))
+            .arg("--same-host")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)

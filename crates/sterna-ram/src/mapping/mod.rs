@@ -193,6 +193,17 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// `len` bytes of addresses, aligned for the backing's pages, to which memory of that kind comes later.
+    pub(crate) fn awaiting(len: usize, backing: Backing) -> Result<Self, (&'static str, io::Error)> {
+        let address = own::reserve(len, backing).map_err(|error| ("mmap", error))?;
+        let mut mapping = Mapping::none();
+        (mapping.address, mapping.len, mapping.owner) = (address, len, Owner::Mapping);
+        mapping.page_bytes = backing.unit_bytes();
+        mapping.under = Mutex::new(Under { kind: backing.kind(), file: None });
+        mapping.is_gone = AtomicBool::new(true);
+        Ok(mapping)
+    }
+
     /// No memory at all.
     pub(crate) fn none() -> Self {
         Mapping {

@@ -69,14 +69,29 @@ pub(super) fn map(len: usize, backing: Backing, file: Option<&File>) -> io::Resu
     mapped
 }
 
+/// Reserves addresses that nobody can access, aligned for the backing's pages.
+pub(super) fn reserve(len: usize, backing: Backing) -> io::Result<*mut u8> {
+    let align = ALIGN.max(backing.unit_bytes() as usize);
+    let room = len.checked_add(align).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let base = mmap(ptr::null_mut(), room, libc::PROT_NONE, flags, -1)?;
+    let skip = base.align_offset(align);
+    for (start, len) in [(base, skip), (base.wrapping_add(skip + len), align - skip)] {
+        if len > 0 {
+            // SAFETY: a part of the reservation made above that no one else knows.
+            unsafe { libc::munmap(start.cast(), len) };
+        }
+    }
+    Ok(base.wrapping_add(skip))
+}
+
 /// Maps shared memory over `len` bytes at `address`, which must be a whole mapping of the engine's own.
 pub(super) fn map_over(
     address: *mut u8,
     len: usize,
     access: libc::c_int,
-    range: Option<&FileRange>,
+    range: &FileRange,
 ) -> io::Result<()> {
-    let Some(range) = range else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
     mmap_at(address, len, access, flags, range.file.as_raw_fd(), range.offset).map(drop)
 }

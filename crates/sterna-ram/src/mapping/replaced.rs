@@ -17,9 +17,9 @@ impl Mapping {
         // Nothing is given back meanwhile.
         let _pins = self.pins.lock();
         let mut under = self.under.lock();
-        own::map_over(self.address, self.len, libc::PROT_READ, Some(range))
-            .map_err(|error| ("mmap", error))?;
+        own::map_over(self.address, self.len, libc::PROT_READ, range).map_err(|error| ("mmap", error))?;
         self.is_read_only.store(true, Ordering::Release);
+        self.is_gone.store(false, Ordering::Release);
         // No page of it is known to be absent, and no file is known to be given back to.
         Ok(std::mem::replace(&mut *under, Under { kind: Kind::File, file: None }))
     }
@@ -37,8 +37,15 @@ impl Mapping {
     pub(crate) fn show_again(&self, before: Under) -> Result<(), Failed> {
         let _pins = self.pins.lock();
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        own::map_over(self.address, self.len, access, before.file.as_ref())
-            .map_err(|error| ("mmap", error))?;
+        let put_back = match &before.file {
+            Some(file) => own::map_over(self.address, self.len, access, file),
+            // There was none.
+            None => {
+                self.is_gone.store(true, Ordering::Release);
+                own::unmap_in_place(self.address, self.len)
+            }
+        };
+        put_back.map_err(|error| ("mmap", error))?;
         *self.under.lock() = before;
         self.is_read_only.store(false, Ordering::Release);
         Ok(())
@@ -61,7 +68,7 @@ impl Mapping {
         let file = own::memfd(name, self.len, Backing::Memfd)?;
         let range = FileRange { file: std::sync::Arc::new(file), offset: 0 };
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        own::map_over(self.address, self.len, access, Some(&range)).map_err(|error| ("mmap", error))?;
+        own::map_over(self.address, self.len, access, &range).map_err(|error| ("mmap", error))?;
         *under = Under { kind: Kind::Tmpfs, file: Some(range) };
         self.is_gone.store(false, Ordering::Release);
         Ok(())

@@ -79,12 +79,38 @@ fn private_memory_is_neither_given_nor_replaced() {
     drop(pinned);
 }
 
-/// Only where the host has reserved two pages.
+#[test]
+fn block_that_awaits_memory_has_none_before_and_after_it() {
+    let theirs = block(Backing::Memfd);
+    theirs.write(PAGE, &[7]).unwrap();
+    let ours = RamBlock::awaiting("ram", BYTES, Backing::Memfd).unwrap();
+    let address = ours.host_address();
+    assert!(matches!(ours.read(0, &mut [0]).unwrap_err(), RamError::Gone { .. }));
+    assert!(ours.populate(0, 1).is_err() && ours.empty().is_err() && ours.sharable().is_err());
+
+    let taken = ours.take_memory(copy_of_descriptor(&theirs), 0).unwrap();
+    assert_eq!(byte(&ours, PAGE), 7);
+    taken.give_back().unwrap();
+    assert!(matches!(ours.read(0, &mut [0]).unwrap_err(), RamError::Gone { .. }));
+
+    let mut taken = ours.take_memory(copy_of_descriptor(&theirs), 0).unwrap();
+    taken.keep().unwrap();
+    assert_eq!((ours.host_address(), byte(&ours, PAGE)), (address, 7));
+    ours.write(0, &[9]).unwrap();
+    assert_eq!(byte(&theirs, 0), 9);
+    assert!(RamBlock::awaiting("ram", BYTES, Backing::Anonymous).is_err());
+    assert_eq!(
+        RamBlock::awaiting("ram", 4 << 20, Backing::Huge2M).unwrap().host_address() as u64 % (2 << 20),
+        0
+    );
+}
+
+/// Only where the host has reserved one page, which is enough: memory is there once.
 #[test]
 fn huge_pages_change_hands_as_pages_of_their_size() {
     let bytes = 2 << 20;
     let huge = |name: &str| RamBlock::new(name, bytes, Backing::Huge2M);
-    let (Ok(theirs), Ok(ours)) = (huge("a"), huge("b")) else {
+    let (Ok(theirs), Ok(ours)) = (huge("a"), RamBlock::awaiting("b", bytes, Backing::Huge2M)) else {
         return skipped("huge pages change hands", "too few huge pages are reserved (vm.nr_hugepages)");
     };
     theirs.write(5, &[7]).unwrap();

@@ -6,6 +6,7 @@
 pub(super) mod handed;
 
 use sterna_proto::MigrationId;
+use sterna_ram::GuestRam;
 use sterna_wire::extension::{HandedOver, MemoryAnswer, MemoryOffer, MigrationSecret};
 
 use super::greeting::Greeting;
@@ -44,8 +45,19 @@ pub(super) fn check_that_it_came(shared: &Shared) -> Result<(), MigrationError> 
         ComingMemory::Expected => Err(MigrationError::PeerMisbehaved {
             what: "the source announced memory as descriptors, and RAM began without it".to_owned(),
         }),
+        ComingMemory::NotExpected if shared.target.guest().is_some_and(|ram| !has_memory(ram)) => {
+            Err(MigrationError::PeerIncompatible {
+                what: "this side waits for memory as descriptors, and the source sends pages: set mode to cpr-transfer at the \
+                       source (`sterna migrate --same-host`), or wait here with memory of its own"
+                    .to_owned(),
+            })
+        }
         ComingMemory::NotExpected | ComingMemory::Taken => Ok(()),
     }
+}
+
+fn has_memory(ram: &GuestRam) -> bool {
+    ram.blocks().iter().all(|block| !block.is_gone())
 }
 
 /// Takes what a connection offers, and says so over it. An error refuses the connection and leaves the migration alone: whether it

@@ -133,7 +133,7 @@ impl RamSink {
     /// Zeros cannot be stored.
     pub(crate) fn empty(&self, index: usize) -> Result<Option<RamError>, MigrationError> {
         let block = self.guest.block(index);
-        if block.is_read_only() || self.is_closed() {
+        if block.is_read_only() || block.is_gone() || self.is_closed() {
             return Ok(None);
         }
         if block.permissions().discard {

@@ -91,7 +91,7 @@ impl VirtioDevices {
         let mut taps: Vec<Arc<dyn HostDescriptors>> = Vec::new();
         let packets = (!config.nets.is_empty()).then(packet_gate).transpose()?;
         for ((index, options), gate) in config.nets.iter().enumerate().zip(packets.iter().cycle()) {
-            let may_wait = config.incoming && config.waits_for_taps;
+            let may_wait = config.incoming && config.takes_over;
             let card = net::open(index, options, &config.name, gate, may_wait)?;
             let held = Arc::new(card.taps(index, &options.tap));
             hooks.push(Arc::clone(&held) as Arc<dyn Hook>);

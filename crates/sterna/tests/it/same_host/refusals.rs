@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sterna::ram::{Backing, Custody};
+use sterna::ram::{Backing, Custody, GuestRam, RamBlock};
 use sterna::{
     Address, Capabilities, Compression, Migration, MigrationMode, Outcome, Parameters, StartError, Vm,
 };
@@ -72,6 +72,29 @@ fn machine_that_cannot_take_the_memory_says_why_to_the_source() {
     support::ended(&incoming);
     common::assert_lives_on(&source.guest);
     support::assert_reset(&target);
+}
+
+#[test]
+fn destination_that_waits_for_descriptors_takes_no_copy() {
+    let (source, _) = vms();
+    let block = |(name, bytes): &(String, u64)| RamBlock::awaiting(name, *bytes, Backing::Memfd).unwrap();
+    let ram = GuestRam::new(small().blocks.iter().map(block).collect()).unwrap();
+    let target = TestVm::new(ProcessGuest::waiting_in(small(), ram).unwrap());
+    for (params, arrives) in [(common::parameters(), false), (parameters(), true)] {
+        let place = Place::new();
+        let incoming = listen(&target, &place, &params, Capabilities::default());
+        let migration =
+            vm::start(&source, &incoming.address(), &params, Capabilities::default(), Arc::new(()));
+        let (outcome, arrival) = (migration.wait(), support::ended(&incoming));
+        if arrives {
+            common::assert_arrived(&outcome, &arrival, &target.guest);
+            continue;
+        }
+        assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+        let sterna::Arrival::Failed(theirs) = arrival else { panic!("{arrival:?}") };
+        assert!(theirs.to_string().contains("cpr-transfer at the source"), "{theirs}");
+        common::assert_lives_on(&source.guest);
+    }
 }
 
 /// The source's word counts.
