@@ -1,8 +1,7 @@
 //! Migration parameters under QEMU's names: what each takes, in which unit, and from when on it is frozen.
 //!
 //! One table says it all (specs/stream.md §4, §8). Setting is all or nothing: a refused set changes nothing.
-//! Parameters of features that Sterna does not have yet take their neutral value only; those that steer
-//! nothing here (the period of dirty limits) are checked and kept, so that programs find what they set.
+//! Those that steer nothing here (the period of dirty limits) are checked and kept, so that programs find what they set.
 
 use std::time::Duration;
 
@@ -43,17 +42,6 @@ pub enum Range {
     Word(&'static [&'static str]),
     /// A line of text; null is the empty one.
     Text,
-    /// Only this value, for want of the feature; the reason is shown.
-    Only(Neutral, &'static str),
-}
-
-/// The one value that a parameter of a missing feature takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Neutral {
-    /// `false`.
-    False,
-    /// One word of several known ones.
-    Word(&'static str, &'static [&'static str]),
 }
 
 /// How a bare number of the human monitor is meant, and what is shown behind it.
@@ -387,8 +375,8 @@ pub(crate) fn argument_specs() -> Vec<ArgumentSpec> {
     let argument = |spec: &ParameterSpec| {
         let kind = match spec.range {
             Range::Integer { .. } | Range::PowerOfTwo { .. } | Range::Limit { .. } => ArgumentKind::Integer,
-            Range::Boolean | Range::Only(Neutral::False, _) => ArgumentKind::Boolean,
-            Range::Word(_) | Range::Only(Neutral::Word(..), _) => ArgumentKind::String,
+            Range::Boolean => ArgumentKind::Boolean,
+            Range::Word(_) => ArgumentKind::String,
             Range::Text => ArgumentKind::Any,
         };
         ArgumentSpec { name: spec.name, kind, optional: true }
@@ -442,7 +430,6 @@ impl ParameterSpec {
             }
             Range::Word(words) => self.one_of(value, words).map(Value::from),
             Range::Text => self.text(value),
-            Range::Only(neutral, why) => self.neutral(neutral, value, why),
         }
     }
 
@@ -475,17 +462,6 @@ impl ParameterSpec {
             return Err(QmpError::expects(self.name, "at most 255 bytes without control characters"));
         }
         Ok(value.clone())
-    }
-
-    fn neutral(&self, neutral: Neutral, value: &Value, why: &str) -> Result<Value, QmpError> {
-        let taken = match neutral {
-            Neutral::False => !value.as_bool().ok_or_else(|| QmpError::wrong_type(self.name, "boolean"))?,
-            Neutral::Word(only, known) => self.one_of(value, known)? == only,
-        };
-        if taken {
-            return Ok(value.clone());
-        }
-        Err(QmpError::generic(format!("Parameter '{}' cannot be {value}: {why}", self.name)))
     }
 }
 
