@@ -41,7 +41,7 @@ fn kept_memory_is_the_blocks_own() {
     assert_eq!(byte(&theirs, 0), 0, "fresh memory");
     theirs.write(0, &[1]).unwrap();
     assert_eq!(byte(&ours, 0), 9);
-    ours.zero_pages(0, 64).unwrap();
+    ours.discard_all().unwrap();
     assert_eq!(ours.resident_bytes().unwrap(), 0, "it is given back in the file that came");
 }
 
