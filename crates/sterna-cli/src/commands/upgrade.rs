@@ -46,7 +46,7 @@ pub struct Arguments {
 
 /// Upgrades.
 pub fn execute(arguments: &Arguments) -> Done {
-    check(arguments)?;
+    let monitor = check(arguments)?;
     let interrupts = Interrupts::catch()?;
     let mut old = Monitor::connect(&arguments.socket)?;
     if !old.is_sterna() {
@@ -64,10 +64,12 @@ pub fn execute(arguments: &Arguments) -> Done {
         .map_err(|error| Stop::failed(format!("cannot make a directory for the socket: {error}")))?;
     let mut new = NewProcess::start(arguments, directory.path())?;
     new.wait_until_it_listens(&interrupts)?;
+    // It says why it refuses a guest.
+    let mut monitor = monitor.as_ref().map(Monitor::connect).transpose()?;
 
     let live = Live::new(arguments.json);
     let order = order(arguments, &new);
-    let record = match migrate::drive(&order, &mut old, None, &live, &interrupts) {
+    let record = match migrate::drive(&order, &mut old, monitor.as_mut(), &live, &interrupts) {
         Ok(record) => record,
         Err(stop) => {
             // The migration may go on without this command.
@@ -99,8 +101,8 @@ pub fn execute(arguments: &Arguments) -> Done {
     end
 }
 
-/// What can be seen to be wrong before anything is started.
-fn check(arguments: &Arguments) -> Result<(), Stop> {
+/// What can be seen to be wrong before anything is started. Gives the new process's monitor, if it has one.
+fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
     let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();
     let is = |word: &str, option: &str| word == option || word.starts_with(&format!("{option}="));
     if words.iter().any(|word| is(word, "--incoming")) {
@@ -111,16 +113,13 @@ fn check(arguments: &Arguments) -> Result<(), Stop> {
         None if word == "--qmp" => words.get(at + 1).map(ToString::to_string),
         None => None,
     });
-    if let Some(monitor) = monitor
-        && monitor
-            .parse::<Endpoint>()
-            .is_ok_and(|monitor| monitor.to_string() == arguments.socket.to_string())
-    {
-        return Err(Stop::usage(format!(
+    let monitor = monitor.and_then(|monitor| monitor.parse::<Endpoint>().ok());
+    match monitor {
+        Some(monitor) if monitor.to_string() == arguments.socket.to_string() => Err(Stop::usage(format!(
             "the new process needs a monitor of its own: {monitor} is the old one's, which runs until the guest has moved"
-        )));
+        ))),
+        monitor => Ok(monitor),
     }
-    Ok(())
 }
 
 fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {

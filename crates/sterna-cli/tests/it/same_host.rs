@@ -39,7 +39,7 @@ impl Host {
         command.args(options);
         host.running.push(command.spawn().unwrap());
         eventually("the monitor", || connect(&host.at("a.qmp")).is_some());
-        eventually("steps", || host.ask("a.qmp", "x-sterna-query-guest")["steps"].as_u64() > Some(500));
+        eventually("steps", || host.ask("a.qmp", "x-sterna-query-guest")["steps"][0].as_u64() > Some(500));
         host
     }
 
@@ -72,13 +72,12 @@ impl Host {
     /// The guest is whole in that process and goes on.
     fn assert_whole(&self, monitor: &str) {
         let mut vm = connect(&self.at(monitor)).unwrap();
-        let steps = |vm: &mut Vm| vm.execute("x-sterna-query-guest", Value::Null).unwrap()["steps"].as_u64();
+        let steps =
+            |vm: &mut Vm| vm.execute("x-sterna-query-guest", Value::Null).unwrap()["steps"][0].as_u64();
         let before = steps(&mut vm);
         eventually("further steps", || steps(&mut vm) > before.map(|steps| steps + 100));
-        vm.execute("stop", Value::Null).unwrap();
         let verdict = vm.execute("x-sterna-check-guest", Value::Null).unwrap();
-        assert_eq!(verdict["passed"], true, "{verdict}");
-        vm.execute("cont", Value::Null).unwrap();
+        assert_eq!(verdict["consistent"], true, "{verdict}");
     }
 }
 
