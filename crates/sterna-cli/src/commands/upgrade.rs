@@ -22,6 +22,8 @@ use crate::{summary, watch};
 
 /// A machine with large memory on huge pages, or with disks that must be found, takes a while.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// The source has heard that the destination failed before the destination has undone everything.
+const REASON_LIMIT: Duration = Duration::from_secs(2);
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Which VM, and what it becomes.
@@ -82,7 +84,12 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     live.end();
     terminal::print(&if arguments.json { record.to_json() } else { summary::table(&record) });
-    let end = watch::end(&record.statistics, &old);
+    let end = watch::end(&record.statistics, &old).map_err(|stop| match monitor.as_mut().and_then(why) {
+        Some(why) if stop.status == Status::Failed => {
+            stop.with_more(&format!(" The new process says: {why}"))
+        }
+        _ => stop,
+    });
     match &end {
         Ok(_) => {
             let pid = new.leave();
@@ -119,6 +126,18 @@ fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
             "the new process needs a monitor of its own: {monitor} is the old one's, which runs until the guest has moved"
         ))),
         monitor => Ok(monitor),
+    }
+}
+
+/// What the new process has against the guest.
+fn why(new: &mut Monitor) -> Option<String> {
+    let until = Instant::now() + REASON_LIMIT;
+    loop {
+        let progress = new.progress().ok()?;
+        if progress.error.is_some() || Instant::now() > until {
+            return progress.error;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -9,22 +9,11 @@ use sterna_proto::MigrationId;
 use sterna_ram::GuestRam;
 use sterna_wire::extension::{HandedOver, MemoryAnswer, MemoryOffer, MigrationSecret};
 
+use super::coming_memory::ComingMemory;
 use super::greeting::Greeting;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::same_host::check_peer;
-
-/// How far it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum ComingMemory {
-    /// Pages come, or nothing has come yet.
-    #[default]
-    NotExpected,
-    /// The source has announced it.
-    Expected,
-    /// It is mapped.
-    Taken,
-}
 
 /// The source has announced its memory.
 pub(super) fn expect(shared: &Shared) -> Result<(), MigrationError> {

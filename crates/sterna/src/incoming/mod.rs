@@ -10,7 +10,10 @@ mod accept;
 mod acks;
 mod arrival;
 mod checkpoints;
+mod coming_memory;
 mod control;
+#[cfg(feature = "planted-faults")]
+mod fault;
 mod file;
 pub(crate) mod follower;
 mod greeting;
@@ -38,6 +41,8 @@ use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, Listener, TlsEndpoint};
 
 pub use arrival::Arrival;
+#[cfg(feature = "planted-faults")]
+pub use fault::SharingFault;
 pub use sterna_proto::destination::Refusal;
 
 use crate::error::MigrationError;
@@ -52,17 +57,6 @@ use rdma::state::Rdma;
 use shared::Shared;
 use target::Target;
 use vm_target::VmTarget;
-
-/// What a destination with a planted fault does to memory that its source has handed over.
-#[cfg(feature = "planted-faults")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SharingFault {
-    /// It makes the memory writable before the commit.
-    WritesEarly,
-    /// It does the same, and treats the memory as its own: clears pages that did not come, and gives all of it back after a failure.
-    Empties,
-}
 
 /// An incoming migration. Connections that do not fit this side are refused with a warning
 /// ([`crate::Event::Warning`]); it fails only once all channels of a migration have come (specs/stream.md §3.1), and

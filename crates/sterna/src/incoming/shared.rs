@@ -15,9 +15,9 @@ use sterna_wire::extension::MigrationSecret;
 use sterna_wire::main::Expectations;
 
 use super::arrival::{Arrival, status_of};
+use super::coming_memory::ComingMemory;
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
-use super::memory::ComingMemory;
 use super::places::Places;
 use super::rdma::state::Rdma;
 use super::rounds::Rounds;

@@ -33,7 +33,7 @@ pub(super) struct VmTarget {
     /// Memory of the source's process, if that comes instead of pages.
     taken: Mutex<Taken>,
     #[cfg(feature = "planted-faults")]
-    pub(super) fault: Option<super::SharingFault>,
+    pub(super) fault: Option<super::fault::SharingFault>,
 }
 
 /// What the loader found out.
@@ -162,7 +162,7 @@ impl Target for VmTarget {
         #[cfg(feature = "planted-faults")]
         if let Some(fault) = self.fault {
             taken.keep()?;
-            if fault == super::SharingFault::Empties {
+            if fault == super::fault::SharingFault::Empties {
                 return Ok(());
             }
         }

@@ -2,27 +2,19 @@
 //!
 //! Nothing is tracked and no page is sent: there is one memory, and what the guest writes until it stops is in it.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use sterna_ram::{DirtyBitmaps, DirtyError, DirtySource, GuestRam, PageBitmap, SyncReport};
-use sterna_transport::Channel;
-use sterna_wire::extension::{HandedOver, MemoryAnswer, MemoryOffer};
 use sterna_wire::main::Configuration;
 use sterna_wire::ram::BlockList;
 
 use super::guest_source::{GuestSource, LiveVm, PageReader};
 use super::main_stream::MainStream;
-use super::shared::Shared;
 use crate::error::{MigrationError, VmError};
 use crate::hooks::Hook;
-use crate::params::Parameters;
-use crate::same_host::check_peer;
-use crate::threads::{call, tried};
+use crate::threads::tried;
 use crate::throttle::Throttle;
 use crate::vm::{Device, HostDescriptors, RunState, SourceVm, Vm};
-
-const CHANNEL: &str = "memory connection";
 
 /// A VM of this process whose memory is not sent.
 pub(super) struct SharedMemory {
@@ -33,62 +25,6 @@ pub(super) struct SharedMemory {
 impl SharedMemory {
     pub(super) fn new(vm: Arc<dyn SourceVm>) -> Self {
         Self { live: LiveVm::new(Arc::clone(&vm)), vm: Arc::new(Untracked { vm, nothing: NothingDirty }) }
-    }
-}
-
-/// Sends the descriptors over a connection of their own, and waits until the destination has mapped the memory.
-pub(super) fn hand_over(shared: &Shared, params: &Parameters) -> Result<(), MigrationError> {
-    let (mut table, mut files) = (Vec::new(), Vec::new());
-    for block in shared.ram.blocks() {
-        let memory = block.sharable()?;
-        let (len_bytes, page_bytes) = (block.len_bytes(), block.page_bytes());
-        let name = block.name().to_owned();
-        HandedOver::Block { name, len_bytes, page_bytes, offset: memory.offset }.encode(&mut table);
-        files.push(memory.file);
-    }
-    let mut of_devices = Vec::new();
-    for held in shared.vm.host_descriptors() {
-        let (name, instance) = (held.name(), held.instance());
-        let given = call(format!("HostDescriptors::give of {name:?}"), || held.give())?;
-        HandedOver::Device { name, instance, count: given.len() as u32 }.encode(&mut table);
-        of_devices.extend(given);
-    }
-    let setup = params.limits.setup;
-    let channel = Channel::connect_with(&shared.to, None, setup, &shared.connecting, |channel| {
-        channel.set_stall_limit(Some(setup));
-        shared.adopt(channel)
-    })?;
-    check_peer(&channel, params)?;
-    let mut head = Vec::new();
-    MemoryOffer::new(shared.identity.id, &shared.identity.secret, &table).encode(&mut head);
-    channel.write_all(&head)?;
-    let descriptors: Vec<_> =
-        files.iter().map(|file| file.as_fd()).chain(of_devices.iter().map(AsFd::as_fd)).collect();
-    channel.send_descriptors(&descriptors)?;
-    channel.write_all(&table)?;
-    let answer = answer(&channel);
-    channel.shutdown();
-    match answer? {
-        MemoryAnswer::Taken => Ok(()),
-        MemoryAnswer::Refused(why) => Err(MigrationError::PeerIncompatible {
-            what: format!("the destination does not take the guest's memory: {why}"),
-        }),
-    }
-}
-
-fn answer(channel: &Channel) -> Result<MemoryAnswer, MigrationError> {
-    let mut bytes = Vec::new();
-    loop {
-        let mut more = [0; 512];
-        let count = channel.read_some(&mut more)?;
-        if count == 0 {
-            let what = "the destination closed the memory connection without an answer: see its log";
-            return Err(MigrationError::Transport(what.to_owned(), None));
-        }
-        bytes.extend_from_slice(&more[..count]);
-        if let Some((answer, _)) = MemoryAnswer::decode(&bytes).map_err(MigrationError::wire(CHANNEL))? {
-            return Ok(answer);
-        }
     }
 }
 

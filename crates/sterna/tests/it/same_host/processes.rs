@@ -1,5 +1,6 @@
 //! The destination is another process, which dies at a chosen moment.
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -212,7 +213,7 @@ fn destination_killed_after_the_commit_leaves_the_source_undecided_and_its_memor
 #[test]
 fn process_of_another_user_gets_no_descriptor() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: this is not root, and cannot start a process of another user");
+        let _ = writeln!(std::io::stderr(), "SKIPPED: only root can start a process of another user");
         return;
     }
     const NOBODY: u32 = 65_534;
