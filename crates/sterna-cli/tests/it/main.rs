@@ -15,6 +15,7 @@ mod protect;
 mod protect_devices;
 mod rdma;
 mod same_host;
+mod same_host_devices;
 mod save;
 mod standby;
 mod vfio_user;
