@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma, repair,
-    report, restore, run, save, standby, takeover, unprotect, verify,
+    report, restore, run, save, standby, takeover, unprotect, upgrade, verify,
 };
 use crate::exit;
 
@@ -26,6 +26,8 @@ pub enum Command {
     Run(Box<run::Arguments>),
     /// Migrate a running guest, show the progress, and report the result
     Migrate(migrate::Arguments),
+    /// Let a guest go on in a new process on this host, such as a new version of Sterna, without copying its memory
+    Upgrade(upgrade::Arguments),
     /// Forecast a migration, from given rates or for a running VM, and say what to change if it would not converge
     Plan(plan::Arguments),
     /// Show what a VM is doing and the state of its migration
@@ -73,6 +75,7 @@ impl Command {
             Self::Demo(arguments) => demo::execute(arguments),
             Self::Run(arguments) => run::execute(arguments),
             Self::Migrate(arguments) => migrate::execute(arguments),
+            Self::Upgrade(arguments) => upgrade::execute(arguments),
             Self::Plan(arguments) => plan::execute(arguments),
             Self::Info(arguments) => info::execute(arguments),
             Self::Cancel(arguments) => cancel::execute(arguments),

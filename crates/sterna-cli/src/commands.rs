@@ -22,6 +22,7 @@ pub mod save;
 pub mod standby;
 pub mod takeover;
 pub mod unprotect;
+pub mod upgrade;
 pub mod verify;
 
 /// `NAME=VALUE`.

@@ -18,7 +18,9 @@ use std::time::Instant;
 
 use sterna::ram::{Backing, DirtySource, GuestRam};
 use sterna::replica::EpochGate;
-use sterna::{Device, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
+use sterna::{
+    Device, FreePageHints, Hook, HostDescriptors, RunState, SourceVm, TargetVm, Throttle, Vm, VmError,
+};
 use sterna_qmp::migration::ProtectionMeans;
 use sterna_qmp::{Announcing, BlockDevice, MonitoredVm};
 
@@ -63,6 +65,8 @@ pub struct Config {
     pub entropy: bool,
     /// It has a virtio console.
     pub virtio_console: bool,
+    /// The guest comes from another process on this host, with its memory and its taps.
+    pub takes_over: bool,
     /// Wait for a guest instead of booting one.
     pub incoming: bool,
     /// What the guest does to its memory.
@@ -260,6 +264,12 @@ impl Vm for Hosted {
     }
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         self.machine.compatibility()
+    }
+    fn shares_ram_with(&self) -> Option<String> {
+        self.machine.shares_ram_with()
+    }
+    fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
+        self.machine.host_descriptors()
     }
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         self.machine.hooks()

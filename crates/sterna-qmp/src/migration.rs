@@ -53,7 +53,7 @@ pub use capabilities::{CAPABILITIES, CapabilitySet, Support};
 pub use control::MigrationControl;
 pub use engine::{Engine, GuestAt, Outgoing, Receiving};
 pub use hmp::{parse_number, parse_size};
-pub use parameters::{Change, Neutral, PARAMETERS, ParameterSet, ParameterSpec, Range, Unit, parameter};
+pub use parameters::{Change, PARAMETERS, ParameterSet, ParameterSpec, Range, Unit, parameter};
 pub use protection::{ClaimsOf, Decide, Protection, ProtectionEnd, ProtectionMeans, SayAgain, Side};
 pub use query::status_word;
 pub use real::SternaEngine;

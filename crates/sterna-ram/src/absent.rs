@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use linux_raw_sys::general::{PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED};
 
-use crate::mapping::{FileRange, Kind, Mapping};
+use crate::mapping::{FileRange, Kind, Mapping, Under};
 use crate::sys::{self, Scan, check};
 use crate::{PAGE_BYTES, PAGE_SHIFT, RamBlock};
 
@@ -36,7 +36,8 @@ pub(crate) fn holes(
     let ours = |hole: &mut dyn FnMut(u64, u64)| {
         gaps(first, count, hole, |data| page_table(&block.mapping, first, count, data))
     };
-    match (block.mapping.kind(), block.mapping.file()) {
+    let Under { kind, file } = block.mapping.under();
+    match (kind, &file) {
         (Kind::Anonymous, _) => ours(hole),
         (Kind::Tmpfs, Some(range)) => {
             // Seeking walks every page that is there: where none is missing, one question saves it.
@@ -87,7 +88,7 @@ fn is_all_mapped(mapping: &Arc<Mapping>) -> Result<bool, Failed> {
 /// Bytes that a block's file holds, if they are the block's: the file is one that counts them right, and the block is
 /// all of it.
 pub(crate) fn whole_file_bytes(block: &RamBlock) -> io::Result<Option<u64>> {
-    let (Kind::Tmpfs | Kind::Hugetlbfs, Some(range)) = (block.mapping.kind(), block.mapping.file()) else {
+    let Under { kind: Kind::Tmpfs | Kind::Hugetlbfs, file: Some(range) } = block.mapping.under() else {
         return Ok(None);
     };
     let status = range.file.metadata()?;

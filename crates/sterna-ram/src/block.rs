@@ -1,23 +1,23 @@
 //! A block of guest RAM.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::absent;
 use crate::guard::RamFault;
-use crate::mapping::{Backing, Kind, Mapping};
+use crate::mapping::{Backing, Kind, Mapping, Under};
 use crate::poison::Poison;
 use crate::slice::RamSlice;
 use crate::sys::FileSystem;
 use crate::{MemoryPermissions, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
 
 /// The file that the memory of a block is, for another process that maps it, too.
-#[derive(Debug, Clone, Copy)]
-pub struct SharedFile<'a> {
+#[derive(Debug, Clone)]
+pub struct SharedFile {
     /// The file.
-    pub file: BorrowedFd<'a>,
+    pub file: Arc<File>,
     /// Where in it the block begins, in bytes.
     pub offset: u64,
 }
@@ -78,6 +78,24 @@ impl RamBlock {
         Ok(RamBlock::of(name, len_bytes, mapping))
     }
 
+    /// A block whose memory another process has and will hand over ([`take_memory`](Self::take_memory)): it has addresses, and until
+    /// then no memory ([`RamError::Gone`]). So huge pages need not be there twice.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); private memory cannot be handed over ([`RamError::NotReplaceable`]).
+    pub fn awaiting(name: impl Into<String>, len_bytes: u64, backing: Backing) -> Result<Self, RamError> {
+        let name = Self::checked_name(name.into())?;
+        Self::check_length(&name, len_bytes, backing.unit_bytes())?;
+        if backing == Backing::Anonymous {
+            let rule = "private memory cannot be handed over: wait with RAM of the source's kind (`sterna run --backing memfd`)";
+            return Err(RamError::NotReplaceable { block: name, rule });
+        }
+        match Mapping::awaiting(len_bytes as usize, backing) {
+            Ok(mapping) => Ok(RamBlock::of(name, len_bytes, mapping)),
+            Err((call, source)) => Err(RamError::System { block: name, call, source }),
+        }
+    }
+
     /// A block whose bytes are elsewhere, in an image: it has a name and a length, and every access to its
     /// bytes is refused.
     ///
@@ -134,6 +152,11 @@ impl RamBlock {
         self.mapping.page_bytes()
     }
 
+    /// Whether another process has the memory, so that it cannot be accessed here ([`RamError::Gone`]).
+    pub fn is_gone(&self) -> bool {
+        self.mapping.is_gone()
+    }
+
     /// Whether the memory is mapped shared, so that another process may have it, too.
     pub fn is_shared(&self) -> bool {
         self.mapping.kind().is_shared()
@@ -175,9 +198,10 @@ impl RamBlock {
 
     /// The file and the offset in it at which the memory is, to be shared with another process. None for memory that
     /// has no file, or a private copy of one.
-    pub fn shared_file(&self) -> Option<SharedFile<'_>> {
-        let range = self.mapping.file().filter(|_| self.is_shared())?;
-        Some(SharedFile { file: range.file.as_fd(), offset: range.offset })
+    pub fn shared_file(&self) -> Option<SharedFile> {
+        let Under { kind, file } = self.mapping.under();
+        let range = file.filter(|_| kind.is_shared())?;
+        Some(SharedFile { file: range.file, offset: range.offset })
     }
 
     /// Copies bytes out. Each byte is read once; bytes that the guest writes meanwhile may be old or new.
@@ -370,6 +394,9 @@ impl RamBlock {
     }
 
     pub(crate) fn check(&self, offset: u64, len: u64) -> Result<(), RamError> {
+        if self.mapping.is_gone() {
+            return Err(RamError::Gone { block: self.name().to_owned() });
+        }
         // What is not mapped (a block without memory) has no bytes.
         match offset.checked_add(len) {
             Some(end) if end <= self.mapping.len() as u64 => Ok(()),

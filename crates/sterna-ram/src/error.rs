@@ -65,6 +65,37 @@ pub enum RamError {
         /// The block's name.
         block: String,
     },
+    /// Another process has the memory: it was given away ([`RamBlock::let_go`](crate::RamBlock::let_go)), or has not come yet
+    /// ([`RamBlock::awaiting`](crate::RamBlock::awaiting)).
+    #[error("another process has the memory of RAM block {block:?}, and it cannot be accessed here")]
+    Gone {
+        /// The block's name.
+        block: String,
+    },
+    /// The memory cannot be given to another process.
+    #[error("RAM block {block:?} cannot be handed to another process: {rule}")]
+    NotSharable {
+        /// The block's name.
+        block: String,
+        /// What is wrong, and what to do.
+        rule: &'static str,
+    },
+    /// This side's block cannot take another process's memory.
+    #[error("RAM block {block:?} cannot take memory from another process: {rule}")]
+    NotReplaceable {
+        /// The block's name.
+        block: String,
+        /// What is wrong, and what to do.
+        rule: &'static str,
+    },
+    /// A descriptor is not the memory that was promised for a block.
+    #[error("the descriptor for RAM block {block:?} is not the promised memory: {what}")]
+    Descriptor {
+        /// The block's name.
+        block: String,
+        /// What is wrong.
+        what: String,
+    },
     /// An access lies outside its block.
     #[error("bytes {offset}..+{len} are not inside RAM block {block:?} of {block_len_bytes} bytes")]
     OutOfRange {

@@ -5,10 +5,11 @@ use std::fmt;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use crate::mapping::{FileRange, Kind, Mapping, Owner};
+use crate::mapping::{FileRange, Kind, Mapping, Owner, Under};
 use crate::sys::{self, FileSystem};
 use crate::{PAGE_BYTES, RamBlock, RamError};
 
@@ -284,9 +285,9 @@ impl RamBlock {
             address: memory.address,
             len: len_bytes as usize,
             page_bytes,
-            kind,
-            file: memory.file,
-            is_read_only: memory.is_read_only,
+            under: Mutex::new(Under { kind, file: memory.file }),
+            is_read_only: AtomicBool::new(memory.is_read_only),
+            is_gone: AtomicBool::new(false),
             is_filled_on_demand: memory.is_filled_on_demand,
             permissions: memory.permissions,
             owner: Owner::External(memory.owner),

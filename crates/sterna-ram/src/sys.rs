@@ -47,6 +47,27 @@ pub(crate) fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
     })
 }
 
+/// How the descriptor may be used: `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
+pub(crate) fn access_mode(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    // SAFETY: no pointers are passed.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    check(flags.into()).map(|flags| flags as libc::c_int & libc::O_ACCMODE)
+}
+
+/// The seals of a file in memory.
+pub(crate) fn seals(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    // SAFETY: no pointers are passed.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    check(seals.into()).map(|seals| seals as libc::c_int)
+}
+
+/// Adds seals to a file in memory.
+pub(crate) fn seal(file: BorrowedFd<'_>, seals: libc::c_int) -> io::Result<()> {
+    // SAFETY: no pointers are passed.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    check(result.into()).map(drop)
+}
+
 /// Whether this is what the kernel says of memory that it cannot read or write: a page has failed.
 pub fn is_failed_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))

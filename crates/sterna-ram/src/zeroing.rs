@@ -133,6 +133,7 @@ impl RamBlock {
             NotDiscarded::Pinned { offset, len } => {
                 RamError::Pinned { block: self.name().to_owned(), offset, len }
             }
+            NotDiscarded::ReadOnly => RamError::ReadOnly { block: self.name().to_owned() },
             NotDiscarded::System(call, source) => self.system(call, source),
         })?;
         // Pages that have failed went with the rest; the kernel does not give them again.

@@ -1,7 +1,10 @@
 //! One connection: a socket, or a stream of bytes over something else.
 
+mod descriptors;
 mod medium;
 mod silence;
+
+pub use descriptors::PeerCredentials;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -237,6 +237,9 @@ pub struct MachineConfig {
     /// The guest has a virtio console (`hvc0`) besides the serial port. Both write to [`MachineConfig::serial`]; what is typed goes
     /// to this one as soon as it has a driver.
     pub virtio_console: bool,
+    /// With `incoming`: the guest comes from another process on this host, which hands over its memory and taps (`mode`
+    /// `cpr-transfer`). The machine has no memory before, so huge pages are there once, and its taps may be in use.
+    pub takes_over: bool,
     /// Further port devices. Their state does not migrate.
     pub ports: Vec<PortRange>,
 }
@@ -262,6 +265,7 @@ impl MachineConfig {
             free_page_hinting: false,
             entropy: false,
             virtio_console: false,
+            takes_over: false,
             ports: Vec::new(),
         }
     }

@@ -52,6 +52,7 @@ pub mod params;
 pub mod precopy;
 pub mod rdma;
 pub mod replica;
+mod same_host;
 mod settings_error;
 mod start_error;
 pub mod stats;
@@ -67,11 +68,13 @@ pub use error::{Fault, MigrationError, VmError};
 pub use events::{Event, Observer, Status, SwitchoverStep};
 pub use free_page_hints::{FreePageHints, FreePages};
 pub use hooks::Hook;
+#[cfg(feature = "planted-faults")]
+pub use incoming::SharingFault;
 pub use incoming::{Arrival, Incoming};
 pub use outgoing::{Decision, Migration, Outcome, RetryError};
 pub use params::{
-    Capabilities, Compression, NonConvergence, Parameters, RdmaParameters, StatusQuestions, WaitLimits,
-    ZeroPageDetection,
+    Capabilities, Compression, MigrationMode, NonConvergence, Parameters, RdmaParameters, StatusQuestions,
+    WaitLimits, ZeroPageDetection,
 };
 pub use precopy::Recording;
 pub use settings_error::SettingsError;
@@ -90,7 +93,7 @@ pub use sterna_wire::rdma::ChunkSize;
 pub use threads::planted::refuse_threads;
 pub use throttle::{DirtyLimitTimes, Throttle, VcpuDirtyRate};
 pub use throttle_clock::{ThrottleClock, ThrottleLimits};
-pub use vm::{Device, RunState, SourceVm, TargetVm, Vm};
+pub use vm::{Device, HostDescriptors, RunState, SourceVm, TargetVm, Vm};
 
 /// Compiles the README's example.
 #[cfg(doctest)]

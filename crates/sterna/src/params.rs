@@ -54,6 +54,19 @@ pub enum NonConvergence {
     Switchover,
 }
 
+/// How the guest's memory moves (`mode`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum MigrationMode {
+    /// It is copied, while the guest runs.
+    #[default]
+    Normal,
+    /// It stays where it is: another process on the same host gets its descriptors and maps it (specs/extension.md §11). Between
+    /// two Sternas, over a Unix socket.
+    CprTransfer,
+}
+
 /// Who finds out which side has the guest after a lost acknowledgement (`x-sterna-status-question`;
 /// specs/extension.md §6). Each side's setting governs what that side does: at the source whether it asks, at the
 /// destination whether it answers.
@@ -121,6 +134,11 @@ pub struct Parameters {
     /// `xbzrle-cache-size`: how much of what the standby holds a primary keeps, to send the difference
     /// ([`Capabilities::xbzrle`]). Memory is taken as pages are sent.
     pub xbzrle_cache_bytes: u64,
+    /// `mode`: how memory moves. The source's word counts.
+    pub mode: MigrationMode,
+    /// `x-sterna-cpr-allow-root`: with [`MigrationMode::CprTransfer`] one of the two processes may be root's and the other of another
+    /// user. Otherwise both must be of the same user. Each side asks its own setting.
+    pub cpr_allow_root: bool,
     /// What concerns migrations to and from `rdma:` alone.
     pub rdma: RdmaParameters,
     /// How long Sterna waits for what. QEMU has no such limits.
@@ -192,6 +210,8 @@ impl Parameters {
             ("status_questions", self.status_questions != running.status_questions),
             ("max_queued_stream_bytes", self.max_queued_stream_bytes != running.max_queued_stream_bytes),
             ("xbzrle_cache_bytes", self.xbzrle_cache_bytes != running.xbzrle_cache_bytes),
+            ("mode", self.mode != running.mode),
+            ("cpr_allow_root", self.cpr_allow_root != running.cpr_allow_root),
             ("rdma", self.rdma != running.rdma),
             ("limits", self.limits != running.limits),
         ];
@@ -225,6 +245,8 @@ impl Default for Parameters {
             status_questions: StatusQuestions::Auto,
             max_queued_stream_bytes: 64 << 20,
             xbzrle_cache_bytes: 64 << 20,
+            mode: MigrationMode::Normal,
+            cpr_allow_root: false,
             rdma: RdmaParameters::default(),
             limits: WaitLimits::default(),
         }
@@ -337,7 +359,7 @@ mod tests {
     #[test]
     fn every_fixed_setting_is_refused_by_its_name() {
         let running = Parameters::default();
-        let changes: [fn(&mut Parameters); 12] = [
+        let changes: [fn(&mut Parameters); 14] = [
             |to| to.multifd_channels += 1,
             |to| to.multifd_compression = Compression::Zstd,
             |to| to.multifd_zlib_level += 1,
@@ -348,6 +370,8 @@ mod tests {
             |to| to.status_questions = StatusQuestions::Operator,
             |to| to.max_queued_stream_bytes += 1,
             |to| to.xbzrle_cache_bytes += 1,
+            |to| to.mode = MigrationMode::CprTransfer,
+            |to| to.cpr_allow_root = true,
             |to| to.rdma.pinned_limit_bytes = Some(1),
             |to| to.limits.setup = Duration::ZERO,
         ];

@@ -109,6 +109,24 @@ pub enum SettingsError {
     /// A standby without room for checkpoints.
     #[error("the journal's limit is smaller than one page: give the bytes that a checkpoint may bring")]
     NoJournal,
+    /// Memory as descriptors over something that carries none.
+    #[error(
+        "mode cpr-transfer moves memory as descriptors, which a Unix socket alone carries: give unix:PATH, or set mode to normal"
+    )]
+    CprNeedsUnix,
+    /// Memory as descriptors, with something that belongs to copying it or to a peer on another host.
+    #[error(
+        "mode cpr-transfer copies no memory and does not go with {what}: switch it off, or set mode to normal"
+    )]
+    CprExcludes {
+        /// What, as [`Capabilities`](crate::Capabilities) and [`Parameters`](crate::Parameters) call it.
+        what: &'static str,
+    },
+    /// An image has no memory that could be handed over.
+    #[error(
+        "mode cpr-transfer hands over the memory of a running VM, and an image is none: set mode to normal"
+    )]
+    CprOfImage,
     /// A machine of an old QEMU over multifd.
     #[error(
         "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: switch \

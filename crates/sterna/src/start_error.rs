@@ -36,6 +36,9 @@ pub enum StartError {
         /// Where they are.
         pages: Vec<PoisonedPage>,
     },
+    /// The guest's memory cannot be handed to another process of this host.
+    #[error("mode cpr-transfer: {0}")]
+    NotSharable(String),
     /// The operating system refused a thread or a socket.
     #[error("{0}")]
     System(String),

@@ -8,6 +8,7 @@
 //! they must work after a panic (a mutex of the VMM may be poisoned). This needs a program built with
 //! `panic = "unwind"`; with `panic = "abort"` the process ends, and the guest with it.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sterna_ram::{DirtySource, GuestRam};
@@ -50,10 +51,37 @@ pub trait Vm: Send + Sync {
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         None
     }
+    /// What else has the guest's RAM mapped, and could not follow it to another process of this host or into memory that comes from
+    /// one: devices in processes of their own, by name. With it, `mode` `cpr-transfer` is refused on either side.
+    fn shares_ram_with(&self) -> Option<String> {
+        None
+    }
+    /// What of the host this machine has open and another process could not open beside it, such as taps. With `mode`
+    /// `cpr-transfer` the source's machine gives it to the destination's.
+    fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
+        Vec::new()
+    }
     /// Disks, locks, network: the source releases them in this order, the destination acquires them in this order.
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
         Vec::new()
     }
+}
+
+/// Descriptors that go with the guest's memory to another process on the same host.
+pub trait HostDescriptors: Send + Sync {
+    /// What they are, the same on both sides. With [`HostDescriptors::instance`] it finds the destination's counterpart.
+    fn name(&self) -> String;
+    /// Distinguishes those of one name.
+    fn instance(&self) -> u32 {
+        0
+    }
+    /// At the source: duplicates of all, in order. The source goes on to use its own until the guest stops.
+    fn give(&self) -> Result<Vec<OwnedFd>, VmError>;
+    /// At the destination, before the commit: they are the machine's from now on. Nothing is read, written or changed with them
+    /// before the guest starts: the source may still take its guest back.
+    fn take(&self, descriptors: Vec<OwnedFd>) -> Result<(), VmError>;
+    /// Closes what this machine has: at the source after the commit, at the destination after a failure.
+    fn let_go(&self);
 }
 
 /// A virtual machine that has a guest. For methods that panic see [the module](self).

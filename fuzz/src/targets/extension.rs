@@ -1,6 +1,8 @@
 //! Small messages: Sterna's own, and the body of `globalstate`.
 
-use sterna_wire::extension::{Features, Handover, StatusAnswer, StatusQuestion};
+use sterna_wire::extension::{
+    Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, StatusAnswer, StatusQuestion,
+};
 use sterna_wire::global_state::GlobalState;
 
 /// Takes one input.
@@ -14,6 +16,21 @@ pub fn target(data: &[u8]) {
     if let Ok(Some((answer, used))) = StatusAnswer::decode(data) {
         answer.encode(&mut again);
         assert_eq!(again, data[..used]);
+    }
+    again.clear();
+    if let Ok(Some((offer, used))) = MemoryOffer::decode(data) {
+        offer.encode(&mut again);
+        assert_eq!(again, data[..used]);
+    }
+    again.clear();
+    if let Ok(Some((answer, used))) = MemoryAnswer::decode(data) {
+        answer.encode(&mut again);
+        assert_eq!(again, data[..used]);
+    }
+    again.clear();
+    if let Ok(entries) = HandedOver::decode_table(data) {
+        entries.iter().for_each(|entry| entry.encode(&mut again));
+        assert_eq!(again, data);
     }
     for version in 0..4 {
         if let Ok(handover) = Handover::decode(version, data) {

@@ -40,6 +40,11 @@ pub struct Arguments {
     /// there, unless the destination was started with -S, which can be detected only on the destination's own host
     #[arg(long, requires = "dest_qmp")]
     pub paused: bool,
+    /// Move the guest to another Sterna process of this user on this host, and copy no memory: the destination, at unix:PATH, maps
+    /// the memory that the source has. Guest RAM must be a memfd, huge pages or a shared file on both sides. The same as
+    /// `--set mode=cpr-transfer`, which stays set only if the guest has moved
+    #[arg(long)]
+    pub same_host: bool,
     /// Migration parameter under QEMU's name, such as max-bandwidth=1G or multifd-channels=4. With `--dest-qmp` the
     /// destination gets those that both sides must share, too: multifd-*, and for rdma: alone x-rdma-chunk-size and
     /// x-sterna-rdma-pinned-limit
@@ -120,8 +125,6 @@ pub fn drive(
     live: &Live,
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
-    let pressed = interrupts.count();
-    let mut address = arguments.destination.clone();
     if let Some(destination) = destination.as_deref_mut() {
         handover::compare(source.vm(), destination.vm())?;
     }
@@ -134,6 +137,26 @@ pub fn drive(
         tls::give(source, directory, TlsEndpoint::Client)?;
     }
     source.set_parameters(&arguments.set)?;
+    let mode = if arguments.same_host { Some(Mode::begin(source, &arguments.destination)?) } else { None };
+    let driven = drive_set_up(arguments, source, destination, needs, live, interrupts);
+    if let Some(mode) = mode {
+        let has_moved = driven.as_ref().is_ok_and(|record| record.statistics.status == Stage::Completed);
+        mode.end(source, has_moved);
+    }
+    driven
+}
+
+/// The migration, with the source's settings made.
+fn drive_set_up(
+    arguments: &Arguments,
+    source: &mut Monitor,
+    mut destination: Option<&mut Monitor>,
+    needs: Needs,
+    live: &Live,
+    interrupts: &Interrupts,
+) -> Result<Record, Stop> {
+    let pressed = interrupts.count();
+    let mut address = arguments.destination.clone();
     if let Some(destination) = destination.as_deref_mut() {
         address = listen(arguments, needs, destination)?;
     }
@@ -202,6 +225,34 @@ pub fn drive(
     }
     let precopy = source.recording();
     Ok(Record { forecast, precopy, ..Record::new(&source.endpoint().to_string(), &address, figures) })
+}
+
+/// `mode` is `cpr-transfer` for one migration.
+struct Mode {
+    before: Value,
+}
+
+impl Mode {
+    fn begin(source: &mut Monitor, destination: &str) -> Result<Self, Stop> {
+        if !destination.starts_with("unix:") {
+            return Err(Stop::usage(format!(
+                "`--same-host` hands the guest's memory over a Unix socket, and {destination} is none: give unix:PATH"
+            )));
+        }
+        let before =
+            Settings::read(source.vm())?.parameter("mode").cloned().unwrap_or_else(|| "normal".into());
+        source.execute("migrate-set-parameters", json!({ "mode": "cpr-transfer" }))?;
+        Ok(Self { before })
+    }
+
+    /// A guest that is still here may move to another host next.
+    fn end(self, source: &mut Monitor, has_moved: bool) {
+        if !has_moved
+            && let Err(error) = source.execute("migrate-set-parameters", json!({ "mode": self.before }))
+        {
+            terminal::note(&format!("sterna: warning: the parameter `mode` is still cpr-transfer: {error}"));
+        }
+    }
 }
 
 /// What is said of a guest that has arrived and stays paused.

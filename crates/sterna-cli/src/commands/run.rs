@@ -100,6 +100,10 @@ pub struct Arguments {
     /// Wait for a migration: at a migration address, or (`defer`) for `migrate-incoming` over QMP
     #[arg(long, value_name = "defer|URI")]
     pub incoming: Option<String>,
+    /// Wait for a guest of another process on this host that hands over its memory (`sterna migrate --same-host`), and for no other:
+    /// this process has no guest RAM before, so huge pages are needed once, and taps that the other process uses come with the guest
+    #[arg(long, requires = "incoming", conflicts_with = "prealloc")]
+    pub same_host: bool,
     /// Migrate over TLS with the certificates in this directory (QEMU's names: ca-cert.pem, server-cert.pem,
     /// client-cert.pem and their keys)
     #[arg(long, value_name = "DIR")]
@@ -357,6 +361,7 @@ fn config(arguments: &Arguments) -> host::Config {
         free_page_hinting: arguments.free_page_hinting,
         entropy: arguments.rng,
         virtio_console: arguments.virtio_console,
+        takes_over: arguments.same_host,
         incoming: arguments.incoming.is_some(),
         load: arguments.load.to_load(),
         arrival_rate: arguments.arrival_rate,

@@ -72,6 +72,7 @@ pub fn kvm_machine(
         free_page_hinting: config.free_page_hinting,
         entropy: config.entropy,
         virtio_console: config.virtio_console,
+        takes_over: config.takes_over,
         guest,
         incoming: config.incoming,
         serial,

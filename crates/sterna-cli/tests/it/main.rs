@@ -14,6 +14,8 @@ mod peer;
 mod protect;
 mod protect_devices;
 mod rdma;
+mod same_host;
+mod same_host_devices;
 mod save;
 mod standby;
 mod vfio_user;

@@ -22,7 +22,7 @@ fn skip(test: &str, why: impl std::fmt::Display) {
 }
 
 /// Runs `test` on a thread with a network of its own, in which it and its children are.
-fn in_own_network(name: &str, test: impl FnOnce() + Send + 'static) {
+pub fn in_own_network(name: &str, test: impl FnOnce() + Send + 'static) {
     for device in ["/dev/kvm", "/dev/net/tun"] {
         if let Err(error) = File::options().read(true).write(true).open(device) {
             return skip(name, format!("{device}: {error}"));
@@ -40,10 +40,10 @@ fn in_own_network(name: &str, test: impl FnOnce() + Send + 'static) {
 }
 
 /// Hears every packet of this network, whatever interface brings it.
-struct Ear(File);
+pub struct Ear(File);
 
 impl Ear {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let all = i32::from((libc::ETH_P_ALL as u16).to_be());
         // SAFETY: it makes a descriptor, or none.
         let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK, all) };
@@ -60,7 +60,7 @@ impl Ear {
     }
 
     /// What has come since the last time: numbers of the guest's packets, and how many announcements.
-    fn heard(&mut self) -> (Vec<u64>, usize) {
+    pub fn heard(&mut self) -> (Vec<u64>, usize) {
         let (mut numbers, mut announcements) = (Vec::new(), 0);
         let mut packet = [0; 2048];
         while let Ok(length) = self.0.read(&mut packet) {
@@ -89,7 +89,7 @@ impl Drop for Pair {
     }
 }
 
-fn sterna() -> Command {
+pub fn sterna() -> Command {
     Command::new(env!("CARGO_BIN_EXE_sterna"))
 }
 
@@ -134,11 +134,11 @@ fn protect(at: &Path, from: &str, to: &str, more: &[&str]) -> Command {
     command
 }
 
-fn connect(socket: &Path) -> Option<Vm> {
+pub fn connect(socket: &Path) -> Option<Vm> {
     Vm::connect(&Endpoint::Unix(socket.to_owned())).ok()
 }
 
-fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_so() {
         assert!(begin.elapsed() < PATIENCE, "{what} did not come");

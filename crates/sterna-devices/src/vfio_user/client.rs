@@ -141,7 +141,7 @@ impl Client {
                 address: range.guest_address,
                 size: range.pages * PAGE_BYTES,
             };
-            self.dma_map(&map, shared.file)?;
+            self.dma_map(&map, shared.file.as_fd())?;
         }
         Ok(())
     }

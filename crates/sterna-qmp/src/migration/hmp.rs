@@ -15,7 +15,7 @@ pub use numbers::{parse_number, parse_size};
 use super::address;
 use super::control::MigrationControl;
 use super::dirty_rate::Order;
-use super::parameters::{Neutral, ParameterSpec, Range, Unit, parameter};
+use super::parameters::{ParameterSpec, Range, Unit, parameter};
 use crate::error::QmpError;
 use crate::server::Context;
 
@@ -193,12 +193,12 @@ fn value_of(spec: &ParameterSpec, text: &str) -> Result<Value, QmpError> {
                 QmpError::expects(spec.name, format!("{what}, not '{text}'"))
             })
         }
-        (Range::Boolean | Range::Only(Neutral::False, _), _) => on_off(text)
+        (Range::Boolean, _) => on_off(text)
             .map(Value::from)
             .ok_or_else(|| QmpError::expects(spec.name, format!("'on' or 'off', not '{text}'"))),
         // A quoted empty string is how people say "none" here.
         (Range::Text, _) if text == "\"\"" || text == "''" => Ok(json!("")),
-        (Range::Word(_) | Range::Text | Range::Only(..), _) => Ok(text.into()),
+        (Range::Word(_) | Range::Text, _) => Ok(text.into()),
     }
 }
 

@@ -1,15 +1,14 @@
 //! Migration parameters under QEMU's names: what each takes, in which unit, and from when on it is frozen.
 //!
 //! One table says it all (specs/stream.md §4, §8). Setting is all or nothing: a refused set changes nothing.
-//! Parameters of features that Sterna does not have yet take their neutral value only; those that steer
-//! nothing here (the period of dirty limits) are checked and kept, so that programs find what they set.
+//! Those that steer nothing here (the period of dirty limits) are checked and kept, so that programs find what they set.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use sterna::{
-    ChunkSize, Compression, Direct, NonConvergence, Parameters, RdmaParameters, StatusQuestions, WaitLimits,
-    ZeroPageDetection,
+    ChunkSize, Compression, Direct, MigrationMode, NonConvergence, Parameters, RdmaParameters,
+    StatusQuestions, WaitLimits, ZeroPageDetection,
 };
 
 use crate::error::QmpError;
@@ -43,17 +42,6 @@ pub enum Range {
     Word(&'static [&'static str]),
     /// A line of text; null is the empty one.
     Text,
-    /// Only this value, for want of the feature; the reason is shown.
-    Only(Neutral, &'static str),
-}
-
-/// The one value that a parameter of a missing feature takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Neutral {
-    /// `false`.
-    False,
-    /// One word of several known ones.
-    Word(&'static str, &'static [&'static str]),
 }
 
 /// How a bare number of the human monitor is meant, and what is shown behind it.
@@ -169,7 +157,6 @@ const fn text(name: &'static str) -> ParameterSpec {
     }
 }
 
-const MODES: &[&str] = &["normal", "cpr-reboot", "cpr-transfer", "cpr-exec"];
 /// What becomes of a migration that does not converge.
 const NON_CONVERGENCE: &str = "x-sterna-non-convergence";
 /// Whether a lost acknowledgement is asked for, and such questions answered.
@@ -221,14 +208,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("max-postcopy-bandwidth", number(0, u64::MAX), BytesPerSecondBare, Harmless, 0),
     row("x-vcpu-dirty-limit-period", number(1, 1000), Milliseconds, Harmless, 1000),
     row("vcpu-dirty-limit", number(1, u64::MAX), Megabytes, Live, 1),
-    ParameterSpec {
-        name: "mode",
-        range: Range::Only(Neutral::Word("normal", MODES), "Sterna has no CPR modes"),
-        unit: Unit::None,
-        change: Harmless,
-        only_for: None,
-        default: Default::Word("normal"),
-    },
+    word("mode", &["normal", "cpr-transfer"], Frozen, "normal"),
     word("zero-page-detection", &["none", "legacy", "multifd"], Frozen, "multifd"),
     frozen_flag("direct-io"),
     rdma_row(CHUNK_SIZE, Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, 1 << 20),
@@ -241,6 +221,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         default: Default::Word("keep-going"),
     },
     frozen_flag("x-sterna-replace-file"),
+    frozen_flag("x-sterna-cpr-allow-root"),
     word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
     row("x-sterna-device-queue-size", number(1 << 16, 1 << 40), Bytes, Frozen, 64 << 20),
     row(BUFFER_SIZE, number(4096, 1 << 40), Bytes, Frozen, 256 << 20),
@@ -356,6 +337,11 @@ impl ParameterSet {
                 "operator" => StatusQuestions::Operator,
                 _ => StatusQuestions::Auto,
             },
+            mode: match self.word("mode") {
+                "cpr-transfer" => MigrationMode::CprTransfer,
+                _ => MigrationMode::Normal,
+            },
+            cpr_allow_root: self.flag("x-sterna-cpr-allow-root"),
             xbzrle_cache_bytes: self.number("xbzrle-cache-size"),
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             rdma: RdmaParameters {
@@ -398,8 +384,8 @@ pub(crate) fn argument_specs() -> Vec<ArgumentSpec> {
     let argument = |spec: &ParameterSpec| {
         let kind = match spec.range {
             Range::Integer { .. } | Range::PowerOfTwo { .. } | Range::Limit { .. } => ArgumentKind::Integer,
-            Range::Boolean | Range::Only(Neutral::False, _) => ArgumentKind::Boolean,
-            Range::Word(_) | Range::Only(Neutral::Word(..), _) => ArgumentKind::String,
+            Range::Boolean => ArgumentKind::Boolean,
+            Range::Word(_) => ArgumentKind::String,
             Range::Text => ArgumentKind::Any,
         };
         ArgumentSpec { name: spec.name, kind, optional: true }
@@ -453,7 +439,6 @@ impl ParameterSpec {
             }
             Range::Word(words) => self.one_of(value, words).map(Value::from),
             Range::Text => self.text(value),
-            Range::Only(neutral, why) => self.neutral(neutral, value, why),
         }
     }
 
@@ -486,17 +471,6 @@ impl ParameterSpec {
             return Err(QmpError::expects(self.name, "at most 255 bytes without control characters"));
         }
         Ok(value.clone())
-    }
-
-    fn neutral(&self, neutral: Neutral, value: &Value, why: &str) -> Result<Value, QmpError> {
-        let taken = match neutral {
-            Neutral::False => !value.as_bool().ok_or_else(|| QmpError::wrong_type(self.name, "boolean"))?,
-            Neutral::Word(only, known) => self.one_of(value, known)? == only,
-        };
-        if taken {
-            return Ok(value.clone());
-        }
-        Err(QmpError::generic(format!("Parameter '{}' cannot be {value}: {why}", self.name)))
     }
 }
 

@@ -79,6 +79,7 @@ fn of_settings(error: &SettingsError) -> String {
             "dirty-limit needs a VM that counts what each vCPU dirties: start it with a dirty ring \
              (dirty-ring-size), or use auto-converge"
         }
+        SettingsError::CprExcludes { .. } => return error.to_string().replace('_', "-"),
         // Says nothing of a setting by its name, or is of a later engine.
         other => return other.to_string(),
     };
@@ -102,6 +103,8 @@ mod tests {
             (SettingsError::TwoThrottles, "auto-converge"),
             (SettingsError::AckNeedsReturnPath, "return-path"),
             (SettingsError::NoDirtyLimit, "dirty-ring-size"),
+            (SettingsError::CprNeedsUnix, "mode"),
+            (SettingsError::CprExcludes { what: "mapped_ram" }, "mapped-ram"),
         ] {
             let text = sentence(&StartError::Settings(error));
             assert!(text.contains(name) && !text.contains('_'), "{text}");

@@ -2,6 +2,7 @@
 
 mod own;
 mod pins;
+mod replaced;
 
 use std::any::Any;
 use std::fmt;
@@ -11,6 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::sys::check;
@@ -94,6 +96,13 @@ pub(crate) struct FileRange {
     pub offset: u64,
 }
 
+/// What the memory of a mapping is.
+#[derive(Debug, Clone)]
+pub(crate) struct Under {
+    pub kind: Kind,
+    pub file: Option<FileRange>,
+}
+
 /// Who unmaps the memory.
 pub(crate) enum Owner {
     /// There is no memory.
@@ -121,9 +130,12 @@ pub(crate) struct Mapping {
     pub(super) len: usize,
     /// Bytes in the smallest piece that the kernel gives and takes.
     pub(super) page_bytes: u64,
-    pub(super) kind: Kind,
-    pub(super) file: Option<FileRange>,
-    pub(super) is_read_only: bool,
+    /// Changes when memory is taken over from another process, or given to one ([`super::descriptors`]).
+    pub(super) under: Mutex<Under>,
+    /// As [`Mapping::under`].
+    pub(super) is_read_only: AtomicBool,
+    /// Another process has the memory, and none has come in its stead.
+    pub(super) is_gone: AtomicBool,
     /// A page that is not there is filled by somebody when it is touched first.
     pub(super) is_filled_on_demand: bool,
     pub(super) permissions: MemoryPermissions,
@@ -156,9 +168,12 @@ impl Mapping {
             address,
             len,
             page_bytes: backing.unit_bytes(),
-            kind: backing.kind(),
-            file: file.map(|file| FileRange { file: Arc::new(file), offset: 0 }),
-            is_read_only: false,
+            under: Mutex::new(Under {
+                kind: backing.kind(),
+                file: file.map(|file| FileRange { file: Arc::new(file), offset: 0 }),
+            }),
+            is_read_only: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
             is_filled_on_demand: false,
             permissions: MemoryPermissions::all(),
             owner: Owner::Mapping,
@@ -172,8 +187,20 @@ impl Mapping {
     pub(crate) fn of_file(len: usize, file: File, kind: Kind) -> Result<Self, (&'static str, io::Error)> {
         let address = own::map(len, Backing::Memfd, Some(&file)).map_err(|error| ("mmap", error))?;
         let mut mapping = Mapping::none();
-        (mapping.address, mapping.len, mapping.kind, mapping.owner) = (address, len, kind, Owner::Mapping);
-        mapping.file = Some(FileRange { file: Arc::new(file), offset: 0 });
+        (mapping.address, mapping.len, mapping.owner) = (address, len, Owner::Mapping);
+        let file = Some(FileRange { file: Arc::new(file), offset: 0 });
+        mapping.under = Mutex::new(Under { kind, file });
+        Ok(mapping)
+    }
+
+    /// `len` bytes of addresses, aligned for the backing's pages, to which memory of that kind comes later.
+    pub(crate) fn awaiting(len: usize, backing: Backing) -> Result<Self, (&'static str, io::Error)> {
+        let address = own::reserve(len, backing).map_err(|error| ("mmap", error))?;
+        let mut mapping = Mapping::none();
+        (mapping.address, mapping.len, mapping.owner) = (address, len, Owner::Mapping);
+        mapping.page_bytes = backing.unit_bytes();
+        mapping.under = Mutex::new(Under { kind: backing.kind(), file: None });
+        mapping.is_gone = AtomicBool::new(true);
         Ok(mapping)
     }
 
@@ -183,9 +210,9 @@ impl Mapping {
             address: ptr::null_mut(),
             len: 0,
             page_bytes: PAGE_BYTES,
-            kind: Kind::Anonymous,
-            file: None,
-            is_read_only: false,
+            under: Mutex::new(Under { kind: Kind::Anonymous, file: None }),
+            is_read_only: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
             is_filled_on_demand: false,
             permissions: MemoryPermissions::all(),
             owner: Owner::Nobody,
@@ -208,15 +235,25 @@ impl Mapping {
     }
 
     pub(crate) fn kind(&self) -> Kind {
-        self.kind
+        self.under.lock().kind
     }
 
-    pub(crate) fn file(&self) -> Option<&FileRange> {
-        self.file.as_ref()
+    pub(crate) fn file(&self) -> Option<FileRange> {
+        self.under.lock().file.clone()
+    }
+
+    /// Both at one moment.
+    pub(crate) fn under(&self) -> Under {
+        self.under.lock().clone()
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
-        self.is_read_only
+        self.is_read_only.load(Ordering::Acquire)
+    }
+
+    /// Whether another process has the memory, and none has come in its stead.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
     }
 
     /// Whether a page that is not there may hold bytes anyway.
@@ -246,7 +283,8 @@ impl Mapping {
 
     /// Device and inode of the file on hugetlbfs of which this is a part.
     fn huge_file(&self) -> Option<(u64, u64)> {
-        let range = self.file.as_ref().filter(|_| self.kind == Kind::Hugetlbfs)?;
+        let Under { kind, file } = self.under();
+        let range = file.filter(|_| kind == Kind::Hugetlbfs)?;
         range.file.metadata().ok().map(|status| (status.dev(), status.ino()))
     }
 
@@ -284,11 +322,16 @@ impl Mapping {
         if let Some(pinned) = pins.first_in(offset..offset + len) {
             return Err(NotDiscarded::Pinned { offset: pinned.start, len: pinned.end - pinned.start });
         }
+        // Whoever changes what the memory is holds the pins, too.
+        if self.is_read_only() {
+            return Err(NotDiscarded::ReadOnly);
+        }
         self.discard_unpinned(offset, len).map_err(|(call, source)| NotDiscarded::System(call, source))
     }
 
     fn discard_unpinned(&self, offset: u64, len: u64) -> Result<(), (&'static str, io::Error)> {
-        match (self.kind, &self.file) {
+        let Under { kind, file } = self.under();
+        match (kind, &file) {
             (Kind::Anonymous, _) => match self.advise(offset, len, libc::MADV_DONTNEED) {
                 // What a locked mapping says. Linux 5.18 has an advice of its own for those.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self
@@ -309,6 +352,8 @@ impl Mapping {
 pub(crate) enum NotDiscarded {
     /// These bytes are pinned. Nothing was given back.
     Pinned { offset: u64, len: u64 },
+    /// The memory cannot be written. Nothing was given back.
+    ReadOnly,
     /// This call failed.
     System(&'static str, io::Error),
 }

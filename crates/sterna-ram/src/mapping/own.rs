@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 
-use super::Backing;
+use super::{Backing, FileRange};
 use crate::sys::check;
 
 /// Mappings start at a multiple of this, so that the kernel and KVM may use transparent huge pages.
@@ -69,6 +69,46 @@ pub(super) fn map(len: usize, backing: Backing, file: Option<&File>) -> io::Resu
     mapped
 }
 
+/// Reserves addresses that nobody can access, aligned for the backing's pages.
+pub(super) fn reserve(len: usize, backing: Backing) -> io::Result<*mut u8> {
+    let align = ALIGN.max(backing.unit_bytes() as usize);
+    let room = len.checked_add(align).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let base = mmap(ptr::null_mut(), room, libc::PROT_NONE, flags, -1)?;
+    let skip = base.align_offset(align);
+    for (start, len) in [(base, skip), (base.wrapping_add(skip + len), align - skip)] {
+        if len > 0 {
+            // SAFETY: a part of the reservation made above that no one else knows.
+            unsafe { libc::munmap(start.cast(), len) };
+        }
+    }
+    Ok(base.wrapping_add(skip))
+}
+
+/// Maps shared memory over `len` bytes at `address`, which must be a whole mapping of the engine's own.
+pub(super) fn map_over(
+    address: *mut u8,
+    len: usize,
+    access: libc::c_int,
+    range: &FileRange,
+) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    mmap_at(address, len, access, flags, range.file.as_raw_fd(), range.offset).map(drop)
+}
+
+/// Leaves nothing at a whole mapping of the engine's own but its addresses, which stay reserved.
+pub(super) fn unmap_in_place(address: *mut u8, len: usize) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    mmap(address, len, libc::PROT_NONE, flags, -1).map(drop)
+}
+
+/// Makes a whole mapping of the engine's own writable.
+pub(super) fn make_writable(address: *mut u8, len: usize) -> io::Result<()> {
+    // SAFETY: the mapping is the caller's own; to permit more access breaks nobody's.
+    let result = unsafe { libc::mprotect(address.cast(), len, libc::PROT_READ | libc::PROT_WRITE) };
+    check(libc::c_long::from(result)).map(drop)
+}
+
 fn mmap(
     address: *mut u8,
     len: usize,
@@ -76,8 +116,20 @@ fn mmap(
     flags: libc::c_int,
     fd: libc::c_int,
 ) -> io::Result<*mut u8> {
-    // SAFETY: either the kernel chooses a free address, or (MAP_FIXED, in `map`) the range lies inside
-    // a reservation of ours, so no one else's mapping is replaced.
-    let mapped = unsafe { libc::mmap(address.cast(), len, access, flags, fd, 0) };
+    mmap_at(address, len, access, flags, fd, 0)
+}
+
+fn mmap_at(
+    address: *mut u8,
+    len: usize,
+    access: libc::c_int,
+    flags: libc::c_int,
+    fd: libc::c_int,
+    offset: u64,
+) -> io::Result<*mut u8> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    // SAFETY: either the kernel chooses a free address, or (MAP_FIXED) the range lies inside a reservation or is a whole
+    // mapping of ours, so no one else's mapping is replaced, and no Rust reference names its bytes.
+    let mapped = unsafe { libc::mmap(address.cast(), len, access, flags, fd, offset) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(mapped.cast()) }
 }

@@ -11,6 +11,7 @@ mod support;
 
 mod bitmap;
 mod block;
+mod descriptors;
 mod dirty;
 mod external;
 mod fork;

@@ -1,7 +1,7 @@
 //! The vhost log: against a model, and filled by another process.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -344,7 +344,7 @@ fn vhost_log_filled_by_another_process_loses_no_write() {
     let mut device = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "vhost::vhost_device_of_another_process"])
         .env(LOG_VARIABLE, path(log.file()))
-        .env(RAM_VARIABLE, path(ram.block(0).shared_file().unwrap().file))
+        .env(RAM_VARIABLE, path(ram.block(0).shared_file().unwrap().file.as_fd()))
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())
         .spawn()

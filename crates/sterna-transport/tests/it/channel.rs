@@ -459,3 +459,49 @@ fn unsent_bytes_over_tcp_are_those_for_which_the_peer_has_no_room() {
     });
     drop(there);
 }
+
+#[test]
+fn descriptors_come_as_they_were_sent_and_bytes_around_them_stay_in_order() {
+    let (one, other) = Channel::pair().unwrap();
+    let (mut from, to) = std::io::pipe().unwrap();
+    one.write_all(b"before").unwrap();
+    one.send_descriptors(&[to.as_fd(), to.as_fd()]).unwrap();
+    one.write_all(b"after").unwrap();
+    one.send_descriptors(&[]).unwrap();
+
+    let mut before = [0; 6];
+    other.read_exact(&mut before).unwrap();
+    let came = other.receive_descriptors().unwrap();
+    let mut after = [0; 5];
+    other.read_exact(&mut after).unwrap();
+
+    assert_eq!((&before, &after, came.len()), (b"before", b"after", 2));
+    assert!(other.receive_descriptors().unwrap().is_empty());
+    assert_eq!((one.bytes_written(), other.bytes_read()), (13, 13));
+    drop(to);
+    let mut files: Vec<_> = came.into_iter().map(std::fs::File::from).collect();
+    files[1].write_all(b"x").unwrap();
+    drop(files);
+    let mut read = Vec::new();
+    from.read_to_end(&mut read).expect("the writer's last descriptor is gone");
+    assert_eq!(read, b"x");
+}
+
+#[test]
+fn descriptors_that_do_not_come_are_errors_and_tcp_carries_none() {
+    let (one, other) = Channel::pair().unwrap();
+    one.write_all(b"x").unwrap();
+    assert!(other.receive_descriptors().unwrap_err().to_string().contains("another byte"));
+    drop(one);
+    assert!(matches!(other.receive_descriptors().unwrap_err(), TransportError::Closed { .. }));
+
+    let credentials = other.peer_credentials().unwrap();
+    assert_eq!(credentials.uid, sterna_transport::PeerCredentials::own_uid());
+    assert_eq!(credentials.pid as u32, std::process::id());
+
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let tcp = Channel::from_fd(stream.into()).unwrap();
+    assert!(tcp.send_descriptors(&[]).unwrap_err().to_string().contains("Unix socket"));
+    assert!(tcp.receive_descriptors().is_err() && tcp.peer_credentials().is_err());
+}

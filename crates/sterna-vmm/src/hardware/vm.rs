@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use sterna_ram::dirty::{KvmSlot, LoggedRange};
-use sterna_ram::{Backing, GuestRam, RamBlock, RamError};
+use sterna_ram::{GuestRam, RamBlock, RamError};
 
 use super::memory::{DeviceMemory, VmRam};
 use crate::error::VmmError;
@@ -19,12 +19,15 @@ pub(crate) struct KvmVm {
     ram: Arc<VmRam>,
 }
 
+/// Makes a block of that name and length.
+pub(crate) type MakeBlock<'a> = &'a dyn Fn(&str, u64) -> Result<RamBlock, RamError>;
+
 impl KvmVm {
     /// A VM with so much RAM, the interrupt controllers and the timer; no vCPUs yet.
-    pub(crate) fn new(kvm: &Kvm, ram_bytes: u64, backing: Backing) -> Result<Self, VmmError> {
+    pub(crate) fn new(kvm: &Kvm, ram_bytes: u64, make: MakeBlock<'_>) -> Result<Self, VmmError> {
         let fd = kvm.create_vm().map_err(|error| VmmError::kvm("KVM_CREATE_VM", "/dev/kvm", error))?;
         let ranges = layout::ranges(ram_bytes);
-        let ram = Arc::new(VmRam::new(make_ram(&ranges, backing)?, ranges)?);
+        let ram = Arc::new(VmRam::new(make_ram(&ranges, make)?, ranges)?);
         let vm = Self { fd, ram };
         vm.map_ram()?;
         vm.make_chips(kvm)?;
@@ -119,12 +122,12 @@ impl KvmVm {
     }
 }
 
-fn make_ram(ranges: &[Range], backing: Backing) -> Result<GuestRam, RamError> {
+fn make_ram(ranges: &[Range], make: MakeBlock<'_>) -> Result<GuestRam, RamError> {
     let names = [layout::LOW_BLOCK, layout::HIGH_BLOCK];
     let blocks: Result<Vec<_>, _> = ranges
         .iter()
         .map(|range| {
-            let block = RamBlock::new(names[range.block], range.len_bytes, backing)?;
+            let block = make(names[range.block], range.len_bytes)?;
             Ok::<_, RamError>(block.at_guest_address(range.start))
         })
         .collect();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::{Kvm, VcpuFd};
+use sterna_ram::RamBlock;
 use sterna_ram::dirty::{KvmDirtyLog, KvmDirtyRings};
 
 use crate::config::MachineConfig;
@@ -35,7 +36,11 @@ pub(super) struct Parts {
 /// Takes console and ports out of `config`.
 pub(super) fn parts(config: &mut MachineConfig) -> Result<Parts, VmmError> {
     let kvm = Kvm::new().map_err(|error| VmmError::kvm("open", "/dev/kvm", error))?;
-    let vm = Arc::new(KvmVm::new(&kvm, config.ram_bytes, config.backing)?);
+    let make = |name: &str, bytes| match config.incoming && config.takes_over {
+        true => RamBlock::awaiting(name, bytes, config.backing),
+        false => RamBlock::new(name, bytes, config.backing),
+    };
+    let vm = Arc::new(KvmVm::new(&kvm, config.ram_bytes, &make)?);
     let cpuid = cpuid::template(&kvm, usize::from(config.vcpus))?;
     let (vcpu_tracking, fds) = tracked_vcpus(config, &vm, &cpuid)?;
     let external = ExternalDevices::connect(config, &vm)?;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sterna::{
-    Device, DirtyLimitTimes, FreePageHints, Hook, RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm,
-    VmError,
+    Device, DirtyLimitTimes, FreePageHints, Hook, HostDescriptors, RunState, SourceVm, TargetVm, Throttle,
+    VcpuDirtyRate, Vm, VmError,
 };
 use sterna_ram::{DirtySource, GuestRam};
 
@@ -30,6 +30,14 @@ impl Vm for KvmMachine {
 
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         Some(KvmMachine::compatibility(self))
+    }
+
+    fn shares_ram_with(&self) -> Option<String> {
+        self.hardware.external.name()
+    }
+
+    fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
+        self.hardware.virtio.taps().to_vec()
     }
 
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {

@@ -5,10 +5,12 @@
 //! a PONG that [`Features::from_pong`] recognises. When the fence's echo is there, the source knows.
 
 mod handover;
+mod memory;
 mod secret;
 mod status;
 
 pub use handover::Handover;
+pub use memory::{HandedOver, MemoryAnswer, MemoryOffer};
 pub use secret::{MacBytes, MigrationSecret};
 pub use status::{ChannelBinding, Status, StatusAnswer, StatusQuestion};
 
@@ -26,6 +28,10 @@ pub const KEEPALIVE_PING: u32 = 0x5354_4e05;
 /// Says that devices' streams will move while the guest runs, and only as far as they are granted (§8).
 pub const DEVICE_STREAMS_PING: u32 = 0x5354_4e06;
 
+/// Says that the guest's memory will come as descriptors, over a connection of its own: its echo means that this side waits for it
+/// (§11).
+pub const MEMORY_PING: u32 = 0x5354_4e10;
+
 /// Section with the compatibility record (§3), whose version is the record's own; its body is framed by a u32
 /// length.
 pub const COMPATIBILITY_SECTION: &str = "sterna/compatibility";
@@ -41,8 +47,10 @@ impl Features {
     pub const DEVICE_STREAMS: Features = Features(0x0002);
     /// The handover section and the status question are understood in version 2, with a secret. Version 1 had bit 0.
     pub const HANDOVER: Features = Features(0x0004);
+    /// The guest's memory may come as descriptors (§11).
+    pub const MEMORY: Features = Features(0x0100);
     /// What this version answers.
-    pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0);
+    pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0 | Self::MEMORY.0);
 
     /// Whether all bits of `other` are set here.
     pub fn contains(self, other: Features) -> bool {

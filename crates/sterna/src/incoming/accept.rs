@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
 use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
-use sterna_wire::extension::StatusQuestion;
+use sterna_wire::extension::{MemoryOffer, StatusQuestion};
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
 use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica::Hello;
 
 use super::greeting::Greeting;
+use super::memory;
 use super::places::{Fate, Offer};
 use super::questions;
 use super::shared::Shared;
@@ -158,6 +159,9 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     }
     if magic == DiskHello::MAGIC {
         return disk(shared, &greeting);
+    }
+    if magic == MemoryOffer::MAGIC {
+        return Ok(memory::take(shared, &greeting)?);
     }
     if magic == MAIN_MAGIC {
         return main_channel(shared, &greeting);

@@ -91,6 +91,9 @@ impl Control {
             let is_left =
                 self.shared.closing.is_cancelled() && driver.inspect(Destination::state) == State::Held;
             if is_left {
+                if let Err(error) = self.shared.target.keep_memory() {
+                    self.shared.tell(&Event::Warning(error.to_string()));
+                }
                 // It stays loaded, for the VMM to start.
                 self.shared.guest_is(Custody::Arrived);
             }
@@ -302,6 +305,11 @@ impl Control {
     fn start_guest(&mut self) {
         // Nobody else has the guest, and this was tried before: without a device that is dead it is better off than
         // nowhere.
+        if let Err(error) = self.shared.target.keep_memory() {
+            self.start_has_failed = true;
+            self.shared.note_error(error);
+            return self.shared.report(Fed::GuestStartFailed);
+        }
         let devices = if self.start_has_failed {
             for error in self.shared.streams.run_devices_that_can() {
                 let text = format!("the guest runs without one of its devices: {error}");
@@ -336,6 +344,9 @@ impl Control {
             return;
         }
         self.taken_over = true;
+        if let Err(error) = self.shared.target.keep_memory() {
+            self.shared.tell(&Event::Warning(format!("the guest has arrived and is paused, but: {error}")));
+        }
         if let Err(error) = tried("TargetVm::take_over_paused", || self.shared.target.take_over_paused()) {
             self.shared.tell(&Event::Warning(format!("the guest has arrived and is paused, but: {error}")));
         }

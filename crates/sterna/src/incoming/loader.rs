@@ -17,6 +17,7 @@ use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
+use super::memory;
 use super::rdma::phase::Phases;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
@@ -260,6 +261,10 @@ impl<'a> Loader<'a> {
                 self.shared.streams.begin_credit(|message| self.shared.say(message))?;
                 self.pong(extension::DEVICE_STREAMS_PING)
             }
+            Command::Ping(extension::MEMORY_PING) => {
+                memory::expect(self.shared)?;
+                self.pong(extension::MEMORY_PING)
+            }
             Command::Ping(value) => {
                 // Nobody but a Sterna asks this.
                 self.keeps_alive |= value == extension::EXTENSION_PING;
@@ -294,6 +299,7 @@ impl<'a> Loader<'a> {
 
     fn ram_starts(&mut self, blocks: &BlockList) -> Result<(), MigrationError> {
         let shared = self.shared;
+        memory::check_that_it_came(shared)?;
         if shared.target.follower().is_some() {
             self.check_primary()?;
         }

@@ -10,13 +10,17 @@ mod accept;
 mod acks;
 mod arrival;
 mod checkpoints;
+mod coming_memory;
 mod control;
+#[cfg(feature = "planted-faults")]
+mod fault;
 mod file;
 pub(crate) mod follower;
 mod greeting;
 mod lane;
 mod load_file;
 mod loader;
+mod memory;
 mod places;
 mod questions;
 mod rdma;
@@ -37,6 +41,8 @@ use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, Listener, TlsEndpoint};
 
 pub use arrival::Arrival;
+#[cfg(feature = "planted-faults")]
+pub use fault::SharingFault;
 pub use sterna_proto::destination::Refusal;
 
 use crate::error::MigrationError;
@@ -181,6 +187,25 @@ impl Incoming {
         let incoming = Self::listen(vm, at, params, capabilities, observer)?;
         incoming.guard.shared.rounds.trust();
         Ok(incoming)
+    }
+
+    /// As [`Incoming::listen`], with a destination that breaks the rules of memory that the source hands over: for showing that
+    /// the source's guest would be damaged, and that tests find it.
+    ///
+    /// # Errors
+    /// As [`Incoming::listen`].
+    #[cfg(feature = "planted-faults")]
+    pub fn listen_with_fault(
+        vm: Arc<dyn TargetVm>,
+        at: &Address,
+        params: Parameters,
+        capabilities: Capabilities,
+        observer: Arc<dyn Observer>,
+        fault: SharingFault,
+    ) -> Result<Self, StartError> {
+        let mut target = VmTarget::new(vm).map_err(|error| StartError::System(error.to_string()))?;
+        target.fault = Some(fault);
+        Self::listen_for(Arc::new(target), at, params, capabilities, observer)
     }
 
     /// A handle for what the migration itself keeps alive.

@@ -15,6 +15,7 @@ use sterna_wire::extension::MigrationSecret;
 use sterna_wire::main::Expectations;
 
 use super::arrival::{Arrival, status_of};
+use super::coming_memory::ComingMemory;
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
 use super::places::Places;
@@ -68,6 +69,10 @@ pub(super) struct Shared {
     pub places: Places,
     /// A multifd channel that had no place here and may be the source's.
     unplaced: Mutex<Option<String>>,
+    /// Memory that comes as descriptors.
+    pub memory: Mutex<ComingMemory>,
+    /// RAM's section has come.
+    ram_has_begun: AtomicBool,
     /// The migration's id and the secret that came with it.
     pub secret: Mutex<Option<(MigrationId, MigrationSecret)>>,
     /// Whole messages of the return path are written under it.
@@ -136,6 +141,8 @@ impl Shared {
             last_refusal: Mutex::default(),
             places: Places::new(lanes),
             unplaced: Mutex::default(),
+            memory: Mutex::default(),
+            ram_has_begun: AtomicBool::new(false),
             secret: Mutex::default(),
             group: ChannelGroup::new(),
             returning: Mutex::new(()),
@@ -280,6 +287,21 @@ impl Shared {
             tracing::error!(%refusal, "the handover machine refused an event");
             self.note_error(MigrationError::Internal(refusal.to_string()));
         }
+    }
+
+    /// RAM's section has come.
+    pub(super) fn note_ram_has_begun(&self) {
+        self.ram_has_begun.store(true, Ordering::Release);
+    }
+
+    /// Whether RAM's section has come.
+    pub(super) fn ram_has_begun(&self) -> bool {
+        self.ram_has_begun.load(Ordering::Acquire)
+    }
+
+    /// Whether lanes and loader are to stop.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
 
     /// Something that the control thread may wait for has changed.

@@ -5,11 +5,13 @@
 //! made up, when RAM's blocks are known (before, or only when the block list has come), where pages go, and
 //! what it means that the guest is taken over.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use sterna_ram::GuestRam;
 use sterna_transport::Channel;
+use sterna_wire::extension::HandedOver;
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd};
 use sterna_wire::multifd::BlockTable;
 use sterna_wire::ram::BlockList;
@@ -79,6 +81,17 @@ pub(crate) trait Target: Send + Sync {
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError>;
     /// A section of RAM has ended.
     fn ram_section_ended(&self, kind: SectionKind);
+    /// Memory of the source's process has come as descriptors, and is to be mapped so that nothing here writes it or gives it back.
+    /// An error takes nothing.
+    fn take_memory(&self, table: &[HandedOver], descriptors: Vec<OwnedFd>) -> Result<(), MigrationError> {
+        let (_, _) = (table, descriptors);
+        let what = "this destination copies what comes and takes no memory as descriptors: set mode to normal at the source";
+        Err(MigrationError::PeerIncompatible { what: what.to_owned() })
+    }
+    /// The source has given its memory up: the guest may write it from now on. Called again if it has failed.
+    fn keep_memory(&self) -> Result<(), MigrationError> {
+        Ok(())
+    }
     /// A section has come, before the tail if there is one.
     fn section(&self, section: &Section<'_>) -> Result<(), MigrationError>;
     /// What is to be kept of device state that nobody here knows; `None` where every section is known.

@@ -1,15 +1,17 @@
 //! A guest arrives in a VM that is known: its machine, its RAM, its devices.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sterna_ram::{GuestRam, RamError};
-use sterna_wire::extension::COMPATIBILITY_SECTION;
+use sterna_wire::extension::{COMPATIBILITY_SECTION, HandedOver};
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::BlockTable;
 use sterna_wire::replica::Output;
 
+use super::memory::handed::{self, Taken};
 use super::sections::{Sections, all_came};
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
 use crate::error::MigrationError;
@@ -28,6 +30,10 @@ pub(super) struct VmTarget {
     sections: Sections,
     sink: Arc<RamSink>,
     loaded: Mutex<Loaded>,
+    /// Memory of the source's process, if that comes instead of pages.
+    taken: Mutex<Taken>,
+    #[cfg(feature = "planted-faults")]
+    pub(super) fault: Option<super::fault::SharingFault>,
 }
 
 /// What the loader found out.
@@ -52,6 +58,9 @@ impl VmTarget {
             sections: Sections::new(vm.as_ref()),
             sink: Arc::new(RamSink::new(&ram, may_hold_bytes)?),
             loaded: Mutex::default(),
+            taken: Mutex::default(),
+            #[cfg(feature = "planted-faults")]
+            fault: None,
             ram,
             vm,
         })
@@ -140,6 +149,32 @@ impl Target for VmTarget {
         self.demand_compatibility(start.is_sterna)
     }
 
+    fn take_memory(&self, table: &[HandedOver], descriptors: Vec<OwnedFd>) -> Result<(), MigrationError> {
+        if let Some(device) = self.vm.shares_ram_with() {
+            let what = format!(
+                "{device} has this machine's memory mapped and cannot follow it into the source's: start this side \
+                without it"
+            );
+            return Err(MigrationError::PeerIncompatible { what });
+        }
+        let mut taken = self.taken.lock();
+        *taken = handed::take(&self.ram, table, &self.vm.host_descriptors(), descriptors)?;
+        #[cfg(feature = "planted-faults")]
+        if let Some(fault) = self.fault {
+            taken.keep()?;
+            if fault == super::fault::SharingFault::Empties {
+                return Ok(());
+            }
+        }
+        // Whatever comes from now on has no place.
+        self.sink.close();
+        Ok(())
+    }
+
+    fn keep_memory(&self) -> Result<(), MigrationError> {
+        self.taken.lock().keep()
+    }
+
     fn ram_section_ended(&self, kind: SectionKind) {
         self.loaded.lock().ram |= kind == SectionKind::End;
     }
@@ -203,7 +238,12 @@ impl Target for VmTarget {
 
     fn reset(&self) -> Vec<String> {
         let reset = caught("TargetVm::reset", || self.vm.reset());
-        reset.err().map(|error| error.to_string()).into_iter().chain(emptied(&self.sink, &self.ram)).collect()
+        let left = if self.sink.is_closed() {
+            self.taken.lock().give_back()
+        } else {
+            emptied(&self.sink, &self.ram)
+        };
+        reset.err().map(|error| error.to_string()).into_iter().chain(left).collect()
     }
 
     fn cleared_pages(&self) -> u64 {

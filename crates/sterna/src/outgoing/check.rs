@@ -1,9 +1,11 @@
 //! Which settings go together.
 
-use sterna_transport::{Address, TlsEndpoint};
+use sterna_ram::GuestRam;
+use sterna_transport::{Address, Channel, TlsEndpoint};
 
-use crate::params::{Capabilities, Compression, Parameters};
+use crate::params::{Capabilities, Compression, MigrationMode, Parameters};
 use crate::settings_error::SettingsError;
+use crate::start_error::StartError;
 use crate::vm::SourceVm;
 
 /// Whether they go together, and with `to`.
@@ -40,6 +42,9 @@ pub(super) fn check(
     if params.tls.as_ref().is_some_and(|tls| tls.credentials.endpoint() != TlsEndpoint::Client) {
         return Err(SettingsError::WrongCredentials { needed: TlsEndpoint::Client });
     }
+    if params.mode == MigrationMode::CprTransfer {
+        check_cpr(to, params, capabilities)?;
+    }
     if capabilities.auto_converge && capabilities.dirty_limit {
         return Err(SettingsError::TwoThrottles);
     }
@@ -52,9 +57,13 @@ pub(super) fn check(
 /// What does not go with a destination that is a standby.
 pub(super) fn check_protected(
     to: &Address,
+    params: &Parameters,
     capabilities: &Capabilities,
     vm: &dyn SourceVm,
 ) -> Result<(), SettingsError> {
+    if params.mode == MigrationMode::CprTransfer {
+        return Err(SettingsError::CprExcludes { what: "a standby (x-colo)" });
+    }
     if matches!(to, Address::Rdma { .. } | Address::File { .. }) {
         return Err(SettingsError::NoStandbyThere);
     }
@@ -69,6 +78,49 @@ pub(super) fn check_protected(
         Some(device) => Err(SettingsError::DeviceCannotBeProtected { device: device.name() }),
         None => Ok(()),
     }
+}
+
+/// What does not go with memory that changes hands as descriptors.
+fn check_cpr(to: &Address, params: &Parameters, capabilities: &Capabilities) -> Result<(), SettingsError> {
+    if !matches!(to, Address::Unix(_)) {
+        return Err(SettingsError::CprNeedsUnix);
+    }
+    let is_compressed = capabilities.multifd && params.multifd_compression != Compression::None;
+    let excluded = [
+        // The destination is on this host: whoever can read the socket can read its memory.
+        (params.tls.is_some(), "tls"),
+        (!capabilities.return_path, "a missing return_path"),
+        (capabilities.mapped_ram, "mapped_ram"),
+        (capabilities.xbzrle, "xbzrle"),
+        (capabilities.auto_converge, "auto_converge"),
+        (capabilities.dirty_limit, "dirty_limit"),
+        (is_compressed, "multifd_compression"),
+    ];
+    match excluded.into_iter().find(|(is_set, _)| *is_set) {
+        Some((_, what)) => Err(SettingsError::CprExcludes { what }),
+        None => Ok(()),
+    }
+}
+
+/// Whether the guest's memory can be handed to another process of this host.
+pub(super) fn check_sharable(vm: &dyn SourceVm, ram: &GuestRam) -> Result<(), StartError> {
+    if let Some(device) = vm.shares_ram_with() {
+        let why = format!(
+            "{device} has the guest's memory mapped and cannot follow it into another process: take it off the \
+             guest, or set mode to normal"
+        );
+        return Err(StartError::NotSharable(why));
+    }
+    for block in ram.blocks() {
+        block.sharable().map_err(|error| StartError::NotSharable(error.to_string()))?;
+    }
+    if ram.blocks().len() > Channel::MOST_DESCRIPTORS {
+        let (blocks, most) = (ram.blocks().len(), Channel::MOST_DESCRIPTORS);
+        return Err(StartError::NotSharable(format!(
+            "the guest has {blocks} RAM blocks, and {most} at most go at once"
+        )));
+    }
+    Ok(())
 }
 
 fn check_rdma(params: &Parameters, capabilities: &Capabilities) -> Result<(), SettingsError> {

@@ -20,6 +20,7 @@ pub(crate) mod protection;
 mod rdma;
 mod return_path;
 mod running_streams;
+mod same_host;
 mod shared;
 mod streams;
 mod waits;
@@ -38,16 +39,17 @@ use crate::error::VmError;
 use crate::events::{Observer, Status};
 use crate::identity::Identity;
 use crate::limits::machine_limits;
-use crate::params::{Capabilities, Parameters};
+use crate::params::{Capabilities, MigrationMode, Parameters};
 use crate::precopy::Recording;
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
-use check::{check, check_protected, check_throttle};
+use check::{check, check_protected, check_sharable, check_throttle};
 use guest_source::{GuestSource, LiveVm};
 use limits::ack_form;
 use protection::{Protecting, Withholder};
+use same_host::SharedMemory;
 use shared::Shared;
 
 /// An outgoing migration. Cloning gives another handle to the same one; dropping all handles does not end it.
@@ -73,7 +75,11 @@ impl Migration {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, StartError> {
-        Self::begin(Arc::new(LiveVm::new(vm)), to, params, capabilities, observer)
+        let source: Arc<dyn GuestSource> = match params.mode {
+            MigrationMode::Normal => Arc::new(LiveVm::new(vm)),
+            MigrationMode::CprTransfer => Arc::new(SharedMemory::new(vm)),
+        };
+        Self::begin(source, to, params, capabilities, observer)
     }
 
     /// Where it stands.
@@ -258,10 +264,11 @@ impl Migration {
     /// Why not.
     pub(crate) fn check_protected(
         to: &Address,
+        params: &Parameters,
         capabilities: &Capabilities,
         vm: &dyn SourceVm,
     ) -> Result<(), StartError> {
-        Ok(check_protected(to, capabilities, vm)?)
+        Ok(check_protected(to, params, capabilities, vm)?)
     }
 
     /// Starts to seed a standby at `to` with `vm`'s guest, which stays here. Checkpoints follow. [`Migration::check_protected`] comes first.
@@ -301,6 +308,12 @@ impl Migration {
             return Err(SettingsError::ImageOverRdma.into());
         }
         let (vm, ram) = (guest_source.vm(), guest_source.ram());
+        if params.mode == MigrationMode::CprTransfer {
+            if !guest_source.is_in_memory() {
+                return Err(SettingsError::CprOfImage.into());
+            }
+            check_sharable(vm.as_ref(), ram)?;
+        }
         check_throttle(vm.as_ref(), &capabilities)?;
         let pages = ram.poisoned();
         if !pages.is_empty() {

@@ -1,6 +1,7 @@
 //! Reads the return path and feeds the handover machine what the destination says.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sterna_proto::source::{Event as Fed, Peer, State};
 use sterna_transport::{Channel, TransportError};
@@ -143,6 +144,10 @@ impl Reader<'_> {
             }
             extension::KEEPALIVE_PING => {
                 self.shared.probes.lock().answered();
+                self.shared.driver.nudge();
+            }
+            extension::MEMORY_PING => {
+                self.shared.memory_is_expected.store(true, Ordering::Release);
                 self.shared.driver.nudge();
             }
             extension::DEVICE_STREAMS_PING => {

@@ -19,12 +19,13 @@ use super::outcome::Outcome;
 use super::protection::Protecting;
 use super::rdma::counts::RdmaCounts;
 use super::running_streams::RunningStreams;
+use super::same_host;
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
 use crate::events::{Event, Observer};
 use crate::hooks::Hook;
 use crate::identity::Identity;
-use crate::params::{Capabilities, Parameters};
+use crate::params::{Capabilities, MigrationMode, Parameters};
 use crate::precopy::Recorded;
 use crate::threads;
 use crate::vm::SourceVm;
@@ -64,6 +65,8 @@ pub(super) struct Shared {
     pub streams: Mutex<Option<Arc<dyn RunningStreams>>>,
     /// What a source over RDMA counts.
     pub rdma: Arc<RdmaCounts>,
+    /// The destination waits for memory that comes as descriptors.
+    pub memory_is_expected: AtomicBool,
     /// The destination is a standby: checkpoints follow.
     pub protecting: Option<Arc<Protecting>>,
     channels: Mutex<Vec<Arc<Channel>>>,
@@ -86,6 +89,7 @@ impl Shared {
         let watch = {
             let (custody, tracking) = (Arc::clone(&custody), Arc::clone(&tracking));
             let is_file = matches!(to, Address::File { .. });
+            let handed = (params.mode == MigrationMode::CprTransfer).then(|| (Arc::clone(&vm), ram.clone()));
             let told = Cell::new(None);
             move |machine: &Source| {
                 if matches!(machine.state(), State::Cancelled | State::Failed) {
@@ -95,6 +99,11 @@ impl Shared {
                 // An event that changes nothing must not take back what others have said since.
                 let now = custody_of(machine, is_file, custody.before());
                 if told.replace(Some(now)) != Some(now) {
+                    // Before anybody learns that another guest may come here: it would come into memory that the destination
+                    // has.
+                    if let (Some((vm, ram)), Custody::Gone) = (&handed, now) {
+                        same_host::let_go(vm.as_ref(), ram);
+                    }
                     custody.set(now);
                 }
             }
@@ -120,6 +129,7 @@ impl Shared {
             probes: Mutex::default(),
             streams: Mutex::default(),
             rdma,
+            memory_is_expected: AtomicBool::new(false),
             protecting: None,
             channels: Mutex::default(),
             error: Mutex::default(),

@@ -36,6 +36,8 @@ pub(crate) struct RamSink {
     /// Per block: an adapter follows its memory and may write any page at any time ([`RamSink::follow`]).
     is_followed: Vec<AtomicBool>,
     cleared: AtomicU64,
+    /// The source's own memory is there instead: no page is put, compared or cleared.
+    is_closed: AtomicBool,
 }
 
 impl RamSink {
@@ -63,7 +65,30 @@ impl RamSink {
             ram,
             may_hold_bytes,
             cleared: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
         })
+    }
+
+    /// The source's own memory has come to the guest's blocks: from now on nothing is put there, compared or cleared.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether it is [closed](RamSink::close).
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// No page comes to memory that the source has handed over.
+    fn check_open(&self, run: PageRun) -> Result<(), MigrationError> {
+        if !self.is_closed() {
+            return Ok(());
+        }
+        let (offset, name) = (run.first * PAGE_SIZE as u64, self.guest.block(run.block).name());
+        let what = format!(
+            "page {offset:#x} of block {name:?} came, and the source had handed its memory over (specs/extension.md §11)"
+        );
+        Err(MigrationError::PeerMisbehaved { what })
     }
 
     /// Where pages are put: the guest's blocks, and memory beside those that cannot be written.
@@ -83,6 +108,9 @@ impl RamSink {
     /// [`MigrationError::Ram`]; [`MigrationError::PeerIncompatible`] if a block that cannot be written holds other bytes
     /// than the source's.
     pub(crate) fn finish(&self) -> Result<(), MigrationError> {
+        if self.is_closed() {
+            return Ok(());
+        }
         for (index, block) in self.guest.blocks().iter().enumerate() {
             if block.is_read_only() {
                 self.compare(index)?;
@@ -105,7 +133,7 @@ impl RamSink {
     /// Zeros cannot be stored.
     pub(crate) fn empty(&self, index: usize) -> Result<Option<RamError>, MigrationError> {
         let block = self.guest.block(index);
-        if block.is_read_only() {
+        if block.is_read_only() || block.is_gone() || self.is_closed() {
             return Ok(None);
         }
         if block.permissions().discard {
@@ -190,6 +218,7 @@ impl RamSink {
 
 impl PageSink for RamSink {
     fn prepare(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError> {
+        self.check_open(run)?;
         let block = self.ram.block(run.block);
         let slice = block.slice(run.first * PAGE_SIZE as u64, run.count as usize * PAGE_SIZE)?;
         self.holds().block(run.block).set_range(run.first, run.count);
@@ -205,12 +234,14 @@ impl PageSink for RamSink {
     }
 
     fn zero(&self, run: PageRun) -> Result<(), MigrationError> {
+        self.check_open(run)?;
         self.clear(run)?;
         self.received.block(run.block).set_range(run.first, run.count);
         Ok(())
     }
 
     fn current(&self, run: PageRun, to: &mut [u8]) -> Result<(), MigrationError> {
+        self.check_open(run)?;
         let received = self.received.block(run.block);
         if let Some(missing) = (run.first..run.end()).find(|page| !received.get(*page)) {
             let (offset, name) = (missing * PAGE_SIZE as u64, self.ram.block(run.block).name());

@@ -94,9 +94,9 @@ impl VmSurvivor {
         if self.vm.may_hold_bytes(index) || block.is_read_only() {
             return Ok(None);
         }
-        let file = shared.file.try_clone_to_owned();
+        let file = shared.file.try_clone();
         let file = file.map_err(|error| VmError::new(format!("memory of {:?}", block.name()), error))?;
-        Ok(Some(File::from(file)))
+        Ok(Some(file))
     }
 
     /// Memory reads as zero, as at the beginning.

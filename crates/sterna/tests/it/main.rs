@@ -29,6 +29,7 @@ mod rdma_migrate;
 mod rdma_source;
 mod rdma_stream;
 mod replica;
+mod same_host;
 mod save;
 mod stale;
 mod tls;

@@ -105,6 +105,33 @@ fn guest_is_saved_to_a_file_loaded_from_it_and_runs_on_here_too() {
 }
 
 #[test]
+fn cpr_transfer_copies_no_page_and_is_refused_by_names_of_qemu() {
+    let directory = tempfile::tempdir().unwrap();
+    let uri = format!("unix:{}", directory.path().join("m").display());
+    let (source, mut src) = Monitor::over_the_real_engine(FakeVm::new(true, true), true).client_of();
+    let (destination, mut dst) = Monitor::over_the_real_engine(FakeVm::new(false, false), true).client_of();
+    src.set("mode", json!("cpr-transfer")).unwrap();
+    let refusal = src.refused("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+    assert!(refusal.contains("cpr-transfer") && refusal.contains("unix:"), "{refusal}");
+    src.capability("mapped-ram", true).unwrap();
+    let refusal = src.refused("migrate", json!({"uri": uri}));
+    assert!(refusal.contains("mapped-ram"), "{refusal}");
+    src.capability("mapped-ram", false).unwrap();
+    source.vm.ram().block(0).write(4096, &[7; 4096]).unwrap();
+    let before = source.vm.ram().block(0).read_all();
+
+    dst.ok("migrate-incoming", json!({"uri": uri}));
+    src.ok("migrate", json!({"uri": uri}));
+
+    assert_eq!(end_of(&mut src), "completed", "{}", src.ok("query-migrate", Value::Null));
+    assert_eq!(end_of(&mut dst), "completed");
+    let ram = &src.ok("query-migrate", Value::Null)["ram"];
+    assert_eq!((&ram["normal"], &ram["duplicate"]), (&json!(0), &json!(0)), "{ram}");
+    assert_eq!(destination.vm.ram().block(0).read_all(), before);
+    assert_eq!(dst.ok("query-status", Value::Null)["status"], "running");
+}
+
+#[test]
 fn file_that_cannot_be_made_fails_the_migration_and_the_guest_runs_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");

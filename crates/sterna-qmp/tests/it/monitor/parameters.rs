@@ -52,7 +52,12 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         range("max-postcopy-bandwidth", 0, u64::MAX),
         range("x-vcpu-dirty-limit-period", 1, 1000),
         range("vcpu-dirty-limit", 1, u64::MAX),
-        ("mode", vec![json!("normal")], vec![json!("cpr-reboot"), json!("cpr-exec"), json!("x"), json!(0)]),
+        (
+            "mode",
+            vec![json!("normal"), json!("cpr-transfer")],
+            vec![json!("cpr-reboot"), json!("cpr-exec"), json!("x"), json!(0)],
+        ),
+        ("x-sterna-cpr-allow-root", vec![json!(false), json!(true)], vec![json!("on"), json!(1)]),
         words("zero-page-detection", &["none", "legacy", "multifd"]),
         ("direct-io", vec![json!(false), json!(true)], vec![json!("off"), json!(1)]),
         (
@@ -130,6 +135,7 @@ fn defaults_are_those_of_qemu_11() {
         "x-vcpu-dirty-limit-period": 1000, "vcpu-dirty-limit": 1, "mode": "normal",
         "zero-page-detection": "multifd", "direct-io": false, "x-rdma-chunk-size": 1_048_576,
         "x-sterna-non-convergence": "keep-going", "x-sterna-replace-file": false,
+        "x-sterna-cpr-allow-root": false,
         "x-sterna-status-question": "auto",
         "x-sterna-device-queue-size": 64 << 20, "x-sterna-checkpoint-buffer-size": 256 << 20,
         "x-sterna-checkpoint-mode": "interval", "x-sterna-output-delay": 10, "x-sterna-checkpoint-overhead": 10,

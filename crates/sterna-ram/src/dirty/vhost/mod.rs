@@ -17,9 +17,11 @@
 mod drain;
 mod range;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
@@ -29,7 +31,7 @@ pub use drain::{LogWord, drain_words};
 pub use range::LoggedRange;
 
 use super::{DirtyBitmaps, DirtySource, SyncReport, check_bitmaps, check_rearm};
-use crate::mapping::{Backing, Mapping};
+use crate::mapping::{Backing, FileRange, Mapping};
 use crate::{DirtyError, GuestRam, PAGE_BYTES, PageBitmap};
 #[cfg(not(loom))]
 use drain::LogWord;
@@ -43,6 +45,8 @@ pub struct VhostLog {
     ram: GuestRam,
     ranges: Vec<LoggedRange>,
     memory: Mapping,
+    /// Of the memory.
+    file: Arc<File>,
     active: Mutex<bool>,
 }
 
@@ -77,16 +81,16 @@ impl VhostLog {
         };
         let memory = Mapping::new("sterna-vhost-log", len as usize, Backing::Memfd)
             .map_err(|(call, source)| failed(call, source))?;
-        Ok(VhostLog { ram: ram.clone(), ranges, memory, active: Mutex::new(false) })
+        let Some(FileRange { file, .. }) = memory.file() else {
+            return Err(failed("memfd_create", io::Error::from(io::ErrorKind::NotFound)));
+        };
+        Ok(VhostLog { ram: ram.clone(), ranges, memory, file, active: Mutex::new(false) })
     }
 
     /// The memory's descriptor, a memfd that can neither grow nor shrink, for SET_LOG_BASE (or, for the
     /// kernel's vhost, to be mapped where its address is told).
-    ///
-    /// # Panics
-    /// Never: the log always has a memfd.
     pub fn file(&self) -> BorrowedFd<'_> {
-        self.memory.file().expect("a memfd backs the log").file.as_fd()
+        self.file.as_fd()
     }
 
     /// Bytes of the log, for SET_LOG_BASE.

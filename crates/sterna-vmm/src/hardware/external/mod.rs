@@ -29,6 +29,15 @@ impl ExternalDevices {
         })
     }
 
+    /// One of them, for messages; none if there is none. They have the machine's RAM mapped.
+    pub(crate) fn name(&self) -> Option<String> {
+        match (self.vhost_user.len(), self.vfio_user.len()) {
+            (0, 0) => None,
+            (0, _) => Some("vfio-user device 0".to_owned()),
+            _ => Some("vhost-user device 0".to_owned()),
+        }
+    }
+
     /// What finds the devices' writes.
     pub(crate) fn dirty_sources(&self, vm: &KvmVm) -> Result<Vec<Arc<dyn DirtySource>>, VmmError> {
         let mut sources = vfio_user::dirty_sources(&self.vfio_user, vm)?;

@@ -39,7 +39,7 @@ mod worker;
 use std::sync::Arc;
 
 use sterna::replica::{EpochGate, PacketGate};
-use sterna::{FreePageHints, Hook};
+use sterna::{FreePageHints, Hook, HostDescriptors};
 use sterna_devices::vhost_user::VhostUserDevice;
 use sterna_ram::DirtySource;
 use sterna_ram::dirty::AtomicBitmapLog;
@@ -60,6 +60,8 @@ pub(crate) struct VirtioDevices {
     all: Vec<Arc<Transport>>,
     hooks: Vec<Arc<dyn Hook>>,
     announcers: Vec<Arc<net::Announcer>>,
+    /// What of the host cards have open.
+    taps: Vec<Arc<dyn HostDescriptors>>,
     keyboard: Option<Arc<console::Keyboard>>,
     asker: Option<Asker>,
     /// What the guest's network cards send, if it has any.
@@ -86,9 +88,14 @@ impl VirtioDevices {
             backends.push((format!("disk {index}"), Box::new(device)));
         }
         let mut announcers = Vec::new();
+        let mut taps: Vec<Arc<dyn HostDescriptors>> = Vec::new();
         let packets = (!config.nets.is_empty()).then(packet_gate).transpose()?;
         for ((index, options), gate) in config.nets.iter().enumerate().zip(packets.iter().cycle()) {
-            let card = net::open(index, options, &config.name, gate)?;
+            let may_wait = config.incoming && config.takes_over;
+            let card = net::open(index, options, &config.name, gate, may_wait)?;
+            let held = Arc::new(card.taps(index, &options.tap));
+            hooks.push(Arc::clone(&held) as Arc<dyn Hook>);
+            taps.push(held);
             announcers.push((backends.len(), card.announcer()));
             backends.push((format!("network card {index}"), Box::new(card)));
         }
@@ -123,7 +130,12 @@ impl VirtioDevices {
             placed.map(|(index, (slot, announcer))| announcer(index, Arc::clone(&all[slot]))).collect();
         hooks.extend(announcers.iter().map(|announcer| Arc::clone(announcer) as Arc<dyn Hook>));
         let asker = hinting.map(|(slot, hinting)| Asker::new(&all[slot], hinting));
-        Ok(Self { all, hooks, announcers, keyboard, asker, packets })
+        Ok(Self { all, hooks, announcers, taps, keyboard, asker, packets })
+    }
+
+    /// What of the host cards have open.
+    pub(crate) fn taps(&self) -> &[Arc<dyn HostDescriptors>] {
+        &self.taps
     }
 
     /// A network card alone, joined to sockets of packets.
@@ -137,7 +149,15 @@ impl VirtioDevices {
         let card = Box::new(net::Card::of_sockets(sockets, &gate).map_err(refuse)?);
         let all = vec![Arc::new(Transport::new(ram, "network card 0".to_owned(), card)?)];
         let packets = Some(gate);
-        Ok(Self { all, hooks: Vec::new(), announcers: Vec::new(), keyboard: None, asker: None, packets })
+        Ok(Self {
+            all,
+            hooks: Vec::new(),
+            announcers: Vec::new(),
+            taps: Vec::new(),
+            keyboard: None,
+            asker: None,
+            packets,
+        })
     }
 
     /// Puts them into their places.

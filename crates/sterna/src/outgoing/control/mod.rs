@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod first_round;
+mod handing_over;
 mod hints;
 mod precopy;
 mod rounds;

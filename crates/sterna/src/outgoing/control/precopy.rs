@@ -37,6 +37,7 @@ impl Control {
     pub(super) fn precopy(&mut self) -> Result<(), Break> {
         self.introduce_peer();
         self.count_acknowledgements();
+        self.hand_memory_over()?;
         let shared = Arc::clone(&self.shared);
         let is_mapped = shared.capabilities.mapped_ram;
         // Lanes into a file must know the places of pages, and one that writes the main connection must find a section of RAM.

@@ -128,7 +128,7 @@ impl Primary {
         observer: Arc<dyn Observer>,
     ) -> Result<Self, ProtectError> {
         check(options)?;
-        Migration::check_protected(to, &capabilities, vm.as_ref())?;
+        Migration::check_protected(to, &params, &capabilities, vm.as_ref())?;
         let (tls, limit) = (params.tls.as_ref(), params.limits.setup);
         let contact = Channel::connect_with(to, tls, limit, &CancelFlag::new(), Arc::new);
         let contact = contact.map_err(ContactError::from)?;
@@ -152,7 +152,7 @@ impl Primary {
     ) -> Result<Self, ProtectError> {
         let Guardians { protection, secret, claims, gate } = guardians;
         check(options)?;
-        Migration::check_protected(to, &capabilities, vm.as_ref())?;
+        Migration::check_protected(to, &params, &capabilities, vm.as_ref())?;
         let staging = Staging::new(&vm.ram(), options.buffer_bytes)
             .map_err(|error| StartError::System(error.to_string()))?;
         staging.set_way(options.checkpoint_copy);

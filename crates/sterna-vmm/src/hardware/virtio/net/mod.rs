@@ -2,6 +2,7 @@
 
 mod announce;
 mod format;
+mod held;
 mod outlet;
 mod session;
 mod tap;
@@ -25,6 +26,7 @@ use crate::config::{MacAddress, NetOptions};
 use crate::error::VmmError;
 pub(crate) use announce::Announcer;
 use format::LINK_UP;
+use held::HeldTap;
 use outlet::Outlet;
 use tap::Tap;
 
@@ -39,12 +41,14 @@ pub(crate) struct Card {
     mac: MacAddress,
 }
 
-/// Opens card number `index` of the machine. What its guest sends goes through `gate`.
+/// Opens card number `index` of the machine. What its guest sends goes through `gate`. With `may_wait` its tap may be in use: then
+/// whoever uses it has to hand it over.
 pub(super) fn open(
     index: usize,
     options: &NetOptions,
     machine: &str,
     gate: &PacketGate,
+    may_wait: bool,
 ) -> Result<Card, VmmError> {
     let refuse = |why: String| VmmError::Config { what: "net", why: format!("tap {}: {why}", options.tap) };
     if !(1..=NetOptions::QUEUES_MAX).contains(&options.queues) {
@@ -52,7 +56,7 @@ pub(super) fn open(
         return Err(refuse(format!("{} pairs of queues, 1 to {most} are possible", options.queues)));
     }
     let open = |_| {
-        let tap = Tap::open(&options.tap, options.queues > 1)?;
+        let tap = Tap::open(&options.tap, options.queues > 1, may_wait)?;
         Outlet::new(tap, gate).map(Arc::new).map_err(|error| error.to_string())
     };
     let outlets = (0..options.queues).map(open).collect::<Result<_, _>>().map_err(refuse)?;
@@ -70,6 +74,11 @@ impl Card {
         let outlets = sockets.into_iter().map(|socket| Outlet::new(Tap::of(socket)?, gate).map(Arc::new));
         let mac = MacAddress::of_machine("fuzzing", 0);
         Ok(Self { outlets: outlets.collect::<Result<_, _>>()?, active: AtomicU16::new(1), mac })
+    }
+
+    /// What the card has of the host.
+    pub(super) fn taps(&self, index: usize, name: &str) -> HeldTap {
+        HeldTap::new(index, name, self.outlets.clone())
     }
 
     /// What tells the network where the guest is, once the card has its place.

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,6 +20,8 @@ pub(super) struct Tap {
     file: File,
     /// Packets come here, too.
     is_attached: AtomicBool,
+    /// It is the tap's. Else another process has it, and nothing is read or sent here.
+    is_here: AtomicBool,
     /// It is a socket in a tap's stead, which knows nothing of queues and offloads.
     #[cfg(any(test, feature = "fuzzing"))]
     is_socket: bool,
@@ -27,7 +29,8 @@ pub(super) struct Tap {
 
 impl Tap {
     /// The tap of that name, which is made if it is not there and this program may. What went wrong, without the name.
-    pub(super) fn open(name: &str, has_several: bool) -> Result<Self, String> {
+    /// With `may_wait` another program may use it now, which hands it over later ([`Tap::take`]).
+    pub(super) fn open(name: &str, has_several: bool, may_wait: bool) -> Result<Self, String> {
         // SAFETY: integers and a union of them: zeros are a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         let room = request.ifr_name.len() - 1;
@@ -45,6 +48,10 @@ impl Tap {
         })?;
         // SAFETY: the descriptor is open, and the kernel reads and writes one `ifreq`.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+        let is_busy = result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBUSY);
+        if is_busy && may_wait {
+            return Ok(Self::waiting(file));
+        }
         if result < 0 {
             let error = io::Error::last_os_error();
             return Err(match error.raw_os_error() {
@@ -64,6 +71,7 @@ impl Tap {
         let tap = Self {
             file,
             is_attached: AtomicBool::new(true),
+            is_here: AtomicBool::new(true),
             #[cfg(any(test, feature = "fuzzing"))]
             is_socket: false,
         };
@@ -79,7 +87,56 @@ impl Tap {
     pub(super) fn of(socket: std::os::unix::net::UnixDatagram) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let file = std::os::fd::OwnedFd::from(socket).into();
-        Ok(Self { file, is_attached: AtomicBool::new(true), is_socket: true })
+        let (is_attached, is_here) = (AtomicBool::new(true), AtomicBool::new(true));
+        Ok(Self { file, is_attached, is_here, is_socket: true })
+    }
+
+    fn waiting(file: File) -> Self {
+        Self {
+            file,
+            is_attached: AtomicBool::new(true),
+            is_here: AtomicBool::new(false),
+            #[cfg(any(test, feature = "fuzzing"))]
+            is_socket: false,
+        }
+    }
+
+    /// Whether it is the tap's.
+    pub(super) fn is_here(&self) -> bool {
+        self.is_here.load(Ordering::SeqCst)
+    }
+
+    /// A duplicate for another process.
+    pub(super) fn give(&self) -> io::Result<OwnedFd> {
+        self.file.as_fd().try_clone_to_owned()
+    }
+
+    /// Another process's queue of the tap takes the place of this one. Nothing of it is read, sent or changed.
+    pub(super) fn take(&self, queue: &OwnedFd) -> io::Result<()> {
+        // SAFETY: integers and a union of them: zeros are a valid value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open, and the kernel writes one `ifreq`.
+        check(unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNGETIFF, &raw mut request) })?;
+        // SAFETY: this request has flags in the union.
+        let flags = c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+        self.replace(queue)?;
+        self.is_attached.store(flags & libc::IFF_DETACH_QUEUE == 0, Ordering::SeqCst);
+        self.is_here.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Another process has the tap: this one closes it.
+    pub(super) fn let_go(&self) -> io::Result<()> {
+        self.is_here.store(false, Ordering::SeqCst);
+        let nothing =
+            OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE)?;
+        self.replace(&nothing.into())
+    }
+
+    /// Whoever waits for packets knows the descriptor by its number, which stays.
+    fn replace(&self, by: &OwnedFd) -> io::Result<()> {
+        // SAFETY: both descriptors are open; the second one stays this tap's, whatever it is open for.
+        check(unsafe { libc::dup3(by.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC) }.min(0))
     }
 
     /// Lets packets come and go here, or not any more.

@@ -1,0 +1,309 @@
+//! `sterna upgrade`: a guest goes on in a new process on the same host, and its memory is not copied.
+//!
+//! The new process is started with the command line that is given, waits for the guest, and takes it over. Whatever fails before
+//! the commit, the new process is ended and the guest runs on in the old one, which nobody has touched.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sterna_qmp::Endpoint;
+
+use super::migrate;
+use crate::exit::{Done, Status, Stop};
+use crate::interrupts::Interrupts;
+use crate::monitor::Monitor;
+use crate::terminal::{self, Live};
+use crate::{summary, watch};
+
+/// A machine with large memory on huge pages, or with disks that must be found, takes a while.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// The source has heard that the destination failed before the destination has undone everything.
+const REASON_LIMIT: Duration = Duration::from_secs(2);
+const QUIT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Which VM, and what it becomes.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// QMP socket of the VM: unix:PATH, a path, or tcp:HOST:PORT
+    pub socket: Endpoint,
+    /// The new process, as `sterna run` with the options of the old one. `--incoming` and `--same-host` are added. It needs a monitor (`--qmp`) of its
+    /// own, and the same machine: vCPUs, RAM, disks. It runs on when this command has ended, without a terminal
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+    /// Append what the new process writes to its standard error to this file [default: shown if it fails]
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// Migration parameter under QEMU's name for the source
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::pair)]
+    pub set: Vec<(String, String)>,
+    /// Print the record as JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Upgrades.
+pub fn execute(arguments: &Arguments) -> Done {
+    let monitor = check(arguments)?;
+    let interrupts = Interrupts::catch()?;
+    let mut old = Monitor::connect(&arguments.socket)?;
+    if !old.is_sterna() {
+        return Err(Stop::usage(format!(
+            "{} is no Sterna VM, and moves no memory as descriptors",
+            arguments.socket
+        )));
+    }
+    let state = old.run_state()?;
+    if !matches!(state.as_str(), "running" | "paused") {
+        return Err(Stop::failed(format!("{} is `{state}` and has no guest to move", arguments.socket)));
+    }
+    let directory = tempfile::Builder::new().prefix("sterna-upgrade-").tempdir();
+    let mut directory = directory
+        .map_err(|error| Stop::failed(format!("cannot make a directory for the socket: {error}")))?;
+    let mut new = NewProcess::start(arguments, directory.path())?;
+    new.wait_until_it_listens(&interrupts)?;
+    // It says why it refuses a guest.
+    let mut monitor = monitor.as_ref().map(Monitor::connect).transpose()?;
+
+    let live = Live::new(arguments.json);
+    let order = order(arguments, &new);
+    let record = match migrate::drive(&order, &mut old, monitor.as_mut(), &live, &interrupts) {
+        Ok(record) => record,
+        Err(stop) => {
+            // The migration may go on without this command.
+            if matches!(stop.status, Status::Detached | Status::Undecided) {
+                new.leave();
+                directory.disable_cleanup(true);
+            }
+            return Err(stop);
+        }
+    };
+    live.end();
+    terminal::print(&if arguments.json { record.to_json() } else { summary::table(&record) });
+    let end = watch::end(&record.statistics, &old).map_err(|stop| match monitor.as_mut().and_then(why) {
+        Some(why) if stop.status == Status::Failed => {
+            stop.with_more(&format!(" The new process says: {why}"))
+        }
+        _ => stop,
+    });
+    match &end {
+        Ok(_) => {
+            let pid = new.leave();
+            end_old(&mut old, &arguments.socket);
+            terminal::note(&format!("the guest runs in process {pid}"));
+        }
+        // Perhaps the guest runs there.
+        Err(stop) if stop.status == Status::Undecided => {
+            let pid = new.leave();
+            // The source goes on asking there.
+            directory.disable_cleanup(true);
+            terminal::note(&format!("process {pid} may have the guest: look there before you decide"));
+        }
+        Err(_) => new.end(),
+    }
+    end
+}
+
+/// What can be seen to be wrong before anything is started. Gives the new process's monitor, if it has one.
+fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
+    let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();
+    let is = |word: &str, option: &str| word == option || word.starts_with(&format!("{option}="));
+    if words.iter().any(|word| is(word, "--incoming")) {
+        return Err(Stop::usage("leave `--incoming` out of the new process's command: this command adds it"));
+    }
+    let monitor = words.iter().enumerate().find_map(|(at, word)| match word.strip_prefix("--qmp=") {
+        Some(value) => Some(value.to_owned()),
+        None if word == "--qmp" => words.get(at + 1).map(ToString::to_string),
+        None => None,
+    });
+    let monitor = monitor.and_then(|monitor| monitor.parse::<Endpoint>().ok());
+    match monitor {
+        Some(monitor) if monitor.to_string() == arguments.socket.to_string() => Err(Stop::usage(format!(
+            "the new process needs a monitor of its own: {monitor} is the old one's, which runs until the guest has moved"
+        ))),
+        monitor => Ok(monitor),
+    }
+}
+
+/// What the new process has against the guest.
+fn why(new: &mut Monitor) -> Option<String> {
+    let until = Instant::now() + REASON_LIMIT;
+    loop {
+        let progress = new.progress().ok()?;
+        if progress.error.is_some() || Instant::now() > until {
+            return progress.error;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
+    migrate::Arguments {
+        socket: arguments.socket.clone(),
+        destination: new.address(),
+        dest_qmp: None,
+        paused: false,
+        same_host: true,
+        set: arguments.set.clone(),
+        cap: Vec::new(),
+        forecast: false,
+        bandwidth: None,
+        tls_dir: None,
+        json: arguments.json,
+        report: None,
+        undecided_wait: 30,
+    }
+}
+
+/// The old process has no guest any more.
+fn end_old(old: &mut Monitor, socket: &Endpoint) {
+    // Its answer may be lost: it ends.
+    let _ = old.try_execute("quit", Value::Null);
+    let until = Instant::now() + QUIT_LIMIT;
+    while old.try_execute("query-status", Value::Null).is_ok() {
+        if Instant::now() > until {
+            terminal::note(&format!(
+                "sterna: warning: the old process, at {socket}, does not end: end it by hand"
+            ));
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The new process. Dropped, it is ended, unless it was left to itself.
+struct NewProcess {
+    child: Option<Child>,
+    pid: u32,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+impl NewProcess {
+    fn start(arguments: &Arguments, directory: &Path) -> Result<Self, Stop> {
+        let socket = directory.join("guest");
+        let log = arguments.log.clone().unwrap_or_else(|| directory.join("log"));
+        let name = arguments.command[0].to_string_lossy();
+        let failed =
+            |error: std::io::Error| Stop::failed(format!("cannot start {name}: {error}; the guest runs on"));
+        let file: File = OpenOptions::new().create(true).append(true).open(&log).map_err(failed)?;
+        let child = Command::new(&arguments.command[0])
+            .args(&arguments.command[1..])
+            .arg(format!("--incoming=unix:{}", socket.display()))
+            .arg("--same-host")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file)
+            // Ctrl-C is for this command.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        Ok(Self { pid: child.id(), child: Some(child), socket, log })
+    }
+
+    fn address(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+
+    fn wait_until_it_listens(&mut self, interrupts: &Interrupts) -> Result<(), Stop> {
+        let until = Instant::now() + START_LIMIT;
+        while !self.socket.exists() {
+            if let Some(child) = &mut self.child
+                && let Ok(Some(status)) = child.try_wait()
+            {
+                return Err(Stop::failed(format!(
+                    "the new process ended with {status}{}; the guest runs on in the old one",
+                    self.said()
+                )));
+            }
+            if interrupts.count() > 0 {
+                return Err(Stop::with(
+                    Status::Cancelled,
+                    "cancelled; the guest runs on in the old process.",
+                ));
+            }
+            if Instant::now() > until {
+                return Err(Stop::failed(format!(
+                    "the new process does not wait for the guest after {START_LIMIT:?}{}; the guest runs on in the old one",
+                    self.said()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// What it wrote to its standard error, as the end of a sentence.
+    fn said(&self) -> String {
+        match std::fs::read_to_string(&self.log) {
+            Ok(text) if !text.trim().is_empty() => format!(" and said: {}", text.trim()),
+            _ => String::new(),
+        }
+    }
+
+    /// It runs on when this command has ended.
+    fn leave(&mut self) -> u32 {
+        self.child = None;
+        self.pid
+    }
+
+    fn end(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Both fail if it has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for NewProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(command: &[&str]) -> Arguments {
+        Arguments {
+            socket: "unix:/run/a.qmp".parse().unwrap(),
+            command: command.iter().map(OsString::from).collect(),
+            log: None,
+            set: Vec::new(),
+            json: false,
+        }
+    }
+
+    #[test]
+    fn command_that_cannot_work_is_refused_before_it_is_started() {
+        for (command, word) in [
+            (&["sterna", "run", "--incoming", "defer"][..], "--incoming"),
+            (&["sterna", "run", "--incoming=defer"], "--incoming"),
+            (&["sterna", "run", "--qmp", "unix:/run/a.qmp"], "a monitor of its own"),
+            (&["sterna", "run", "--qmp=/run/a.qmp"], "a monitor of its own"),
+        ] {
+            let stop = check(&arguments(command)).unwrap_err();
+            assert!(stop.status == Status::Usage && stop.message.contains(word), "{}", stop.message);
+        }
+        assert!(check(&arguments(&["sterna", "run", "--qmp", "unix:/run/b.qmp"])).is_ok());
+    }
+
+    #[test]
+    fn process_that_ends_at_once_is_quoted() {
+        let directory = tempfile::tempdir().unwrap();
+        let arguments = arguments(&["/bin/sh", "-c", "echo no such machine >&2; exit 3"]);
+        let mut new = NewProcess::start(&arguments, directory.path()).unwrap();
+        let stop = new.wait_until_it_listens(&Interrupts::default()).unwrap_err();
+        assert!(
+            stop.message.contains("no such machine") && stop.message.contains("runs on"),
+            "{}",
+            stop.message
+        );
+    }
+}

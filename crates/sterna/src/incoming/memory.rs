@@ -1,0 +1,113 @@
+//! The guest's memory comes as descriptors, over a connection of its own (specs/extension.md §11).
+//!
+//! The main channel announces it ([`expect`]), so that the secret is known by which the connection is authenticated ([`take`]);
+//! pages cannot begin before it has come ([`check_that_it_came`]).
+
+pub(super) mod handed;
+
+use sterna_proto::MigrationId;
+use sterna_ram::GuestRam;
+use sterna_wire::extension::{HandedOver, MemoryAnswer, MemoryOffer, MigrationSecret};
+
+use super::coming_memory::ComingMemory;
+use super::greeting::Greeting;
+use super::shared::Shared;
+use crate::error::MigrationError;
+use crate::same_host::check_peer;
+
+/// The source has announced its memory.
+pub(super) fn expect(shared: &Shared) -> Result<(), MigrationError> {
+    let mut memory = shared.memory.lock();
+    if shared.secret.lock().is_none() || *memory != ComingMemory::NotExpected || shared.ram_has_begun() {
+        let what =
+            "the source announced memory as descriptors, for which it was too early or too late".to_owned();
+        return Err(MigrationError::PeerMisbehaved { what });
+    }
+    *memory = ComingMemory::Expected;
+    Ok(())
+}
+
+/// RAM's blocks are due.
+pub(super) fn check_that_it_came(shared: &Shared) -> Result<(), MigrationError> {
+    shared.note_ram_has_begun();
+    match *shared.memory.lock() {
+        ComingMemory::Expected => Err(MigrationError::PeerMisbehaved {
+            what: "the source announced memory as descriptors, and RAM began without it".to_owned(),
+        }),
+        ComingMemory::NotExpected if shared.target.guest().is_some_and(|ram| !has_memory(ram)) => {
+            Err(MigrationError::PeerIncompatible {
+                what: "this side waits for memory as descriptors, and the source sends pages: set mode to cpr-transfer at the \
+                       source (`sterna migrate --same-host`), or wait here with memory of its own"
+                    .to_owned(),
+            })
+        }
+        ComingMemory::NotExpected | ComingMemory::Taken => Ok(()),
+    }
+}
+
+fn has_memory(ram: &GuestRam) -> bool {
+    ram.blocks().iter().all(|block| !block.is_gone())
+}
+
+/// Takes what a connection offers, and says so over it. An error refuses the connection and leaves the migration alone: whether it
+/// can go on without is the source's to say.
+pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
+    let (offer, secret) = read_offer(shared, greeting)?;
+    let taken = read_memory(shared, greeting, &offer, &secret);
+    let answer = match &taken {
+        Ok(()) => MemoryAnswer::Taken,
+        Err(error) => MemoryAnswer::Refused(error.to_string()),
+    };
+    let mut bytes = Vec::new();
+    answer.encode(&mut bytes);
+    greeting.limit()?;
+    greeting.channel.write_all(&bytes)?;
+    taken
+}
+
+/// Whoever does not know the migration gets no byte.
+fn read_offer(
+    shared: &Shared,
+    greeting: &Greeting<'_>,
+) -> Result<(MemoryOffer, MigrationSecret), MigrationError> {
+    let peer = greeting.channel.peer();
+    let refuse =
+        |why: &str| MigrationError::PeerMisbehaved { what: format!("memory offered by {peer} {why}") };
+    check_peer(greeting.channel, &shared.params)?;
+    let mut bytes = [0; MemoryOffer::BYTES];
+    greeting.read_exact(&mut bytes)?;
+    let decoded = MemoryOffer::decode(&bytes).map_err(MigrationError::wire("memory connection"))?;
+    let Some((offer, _)) = decoded else {
+        return Err(MigrationError::Internal("an offer of full length is incomplete".to_owned()));
+    };
+    let id = MigrationId(offer.migration_id);
+    let known =
+        shared.secret.lock().as_ref().filter(|(known, _)| *known == id).map(|(_, secret)| secret.clone());
+    let secret = known.ok_or_else(|| refuse("is of a migration whose secret this side does not know"))?;
+    Ok((offer, secret))
+}
+
+fn read_memory(
+    shared: &Shared,
+    greeting: &Greeting<'_>,
+    offer: &MemoryOffer,
+    secret: &MigrationSecret,
+) -> Result<(), MigrationError> {
+    greeting.limit()?;
+    let descriptors = greeting.channel.receive_descriptors()?;
+    let mut table = vec![0; offer.table_bytes as usize];
+    greeting.read_exact(&mut table)?;
+    if !offer.is_authentic(secret, &table) {
+        let what = "an offer of memory has no proof that it comes from the migration's source".to_owned();
+        return Err(MigrationError::PeerMisbehaved { what });
+    }
+    let table = HandedOver::decode_table(&table).map_err(MigrationError::wire("memory connection"))?;
+    let mut memory = shared.memory.lock();
+    if *memory != ComingMemory::Expected || shared.is_stopping() {
+        let what = "memory was offered that the main channel has not announced, or a second time".to_owned();
+        return Err(MigrationError::PeerMisbehaved { what });
+    }
+    shared.target.take_memory(&table, descriptors)?;
+    *memory = ComingMemory::Taken;
+    Ok(())
+}
