@@ -46,6 +46,11 @@ impl ReceivedPages {
         page < self.pages && self.words[(page / 64) as usize] & 1 << (page % 64) != 0
     }
 
+    /// Pages that it lacks.
+    pub fn missing(&self) -> u64 {
+        self.pages - self.words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
+    }
+
     /// The words: page `p` is bit `p % 64` of word `p / 64`. Bits after the last page are clear.
     pub fn words(&self) -> &[u64] {
         &self.words

@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 
-use sterna_interop::{Builder, Failure, Guest, Qemu, Root, sterna, unbroken};
+use sterna_interop::{
+    Accelerator, Builder, Failure, Guest, Qemu, Ram, Root, fill, sterna, sterna_does, unbroken,
+};
 
 /// A guest that rewrites and checks half of its RAM.
 fn builder(root: &Root) -> Builder {
@@ -63,4 +65,111 @@ fn image_served_to_a_qemu_lets_its_guest_go_on_with_every_page() -> Result<(), F
     assert_eq!(report["guests"][0]["completed"], true, "{report}");
     assert_eq!(report["guests"][0]["missing_pages"], 0, "{report}");
     unbroken(&[&source, &target]).map(drop)
+}
+
+#[test]
+fn requested_pages_have_a_channel_of_their_own_with_preempt() -> Result<(), Failure> {
+    let test = "requested_pages_have_a_channel_of_their_own_with_preempt";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let builder = builder(&root);
+    let (source, image) = saved(&builder)?;
+    let (mut target, address) = waiting(&builder, &["postcopy-preempt"])?;
+
+    let serving = serve(&image, &[&address, "--preempt"])?;
+    let report = report(serving)?;
+    target.wait_for_migration()?;
+    target.resume()?;
+    target.wait_for_ticks(3)?;
+
+    assert_eq!(report["guests"][0]["completed"], true, "{report}");
+    unbroken(&[&source, &target]).map(drop)
+}
+
+/// A machine that stands still, whose RAM has pages of every kind, in a mapped-ram image. Every page of it can be compared.
+fn still(root: &Root, memory_mib: u64) -> Result<(Builder, Qemu, PathBuf), Failure> {
+    let builder = Qemu::builder(root).memory_mib(memory_mib).accelerator(Accelerator::Nothing).ram(Ram::File);
+    let mut source = builder.clone().spawn()?;
+    source.stop()?;
+    fill(&source.directory().join("ram"), 17)?;
+    let image = source.directory().join("image");
+    source.capabilities(&["mapped-ram"])?;
+    source.migrate(&format!("file:{}", image.display()))?;
+    Ok((builder.ram(Ram::Object), source, image))
+}
+
+/// The machine that arrived, saved again, has the same pages as the image.
+fn has_every_page_of(target: &mut Qemu, image: &Path) -> Result<(), Failure> {
+    target.wait_for_migration()?;
+    target.stop()?;
+    let again = target.directory().join("again");
+    target.capabilities_off(&["postcopy-preempt", "postcopy-ram"])?;
+    target.capabilities(&["mapped-ram"])?;
+    target.migrate(&format!("file:{}", again.display()))?;
+    let output = sterna()
+        .arg("diff")
+        .args([image, &again])
+        .arg("--json")
+        .output()
+        .map_err(|error| error.to_string())?;
+    let differences: serde_json::Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| format!("sterna diff: {error}"))?;
+    let difference = &differences["difference"];
+    // Clocks went on; pages must be the same.
+    if difference["blocks"] != serde_json::json!([]) || difference["compared_pages"].as_u64() == Some(0) {
+        return Err(format!("not what the image has: {differences:#}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn image_of_every_form_is_served_page_by_page() -> Result<(), Failure> {
+    let test = "image_of_every_form_is_served_page_by_page";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let (builder, _source, image) = still(&root, 32)?;
+    let directory = image.parent().ok_or("an image lies in a directory")?;
+    let xml = directory.join("xml");
+    std::fs::write(&xml, "<domain type='qemu'><name>judge</name></domain>\n")
+        .map_err(|error| error.to_string())?;
+
+    for (format, access) in [
+        ("mapped-ram", "places"),
+        ("libvirt-sparse", "places"),
+        ("legacy", "index"),
+        ("libvirt-raw", "index"),
+        ("legacy-zstd", "spool"),
+        ("legacy-gzip", "spool"),
+        ("libvirt-zstd", "spool"),
+    ] {
+        let form = directory.join(format);
+        let (from, to) = (image.as_os_str(), form.as_os_str());
+        let mut convert = vec!["convert".as_ref(), from, to, "--format".as_ref(), format.as_ref()];
+        if format.starts_with("libvirt") {
+            convert.extend(["--xml".as_ref(), xml.as_os_str()]);
+        }
+        sterna_does(&convert)?;
+        let (mut target, address) = waiting(&builder, &[])?;
+
+        let report = report(serve(&form, &[&address])?).map_err(|why| format!("{format}: {why}"))?;
+
+        assert_eq!(report["access"], access, "{format}");
+        has_every_page_of(&mut target, &image).map_err(|why| format!("{format}: {why}"))?;
+        std::fs::remove_file(&form).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn two_qemus_are_served_from_one_image_at_once() -> Result<(), Failure> {
+    let test = "two_qemus_are_served_from_one_image_at_once";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let (builder, _source, image) = still(&root, 64)?;
+    let (mut first, one) = waiting(&builder, &["postcopy-preempt"])?;
+    let (mut second, two) = waiting(&builder, &["postcopy-preempt"])?;
+
+    // The smallest cache, so that they take chunks from each other.
+    let report = report(serve(&image, &[&one, &two, "--preempt", "--cache-limit", "1M"])?)?;
+
+    assert_eq!(report["guests"].as_array().map(Vec::len), Some(2), "{report}");
+    has_every_page_of(&mut first, &image)?;
+    has_every_page_of(&mut second, &image)
 }

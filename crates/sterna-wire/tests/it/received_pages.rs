@@ -26,6 +26,7 @@ fn received_pages_of_golden_bytes_are_the_pages_that_came() {
     assert_eq!(rest as u64, ReceivedPages::encoded_bytes(128));
     let came: Vec<u64> = (0..200).filter(|page| pages.has(*page)).collect();
     assert_eq!(came, (0..20).chain([127]).collect::<Vec<_>>());
+    assert_eq!(pages.missing(), 128 - 21);
     let mut again = Vec::new();
     message.encode(&mut again).unwrap();
     pages.encode(&mut again);

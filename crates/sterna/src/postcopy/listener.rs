@@ -51,6 +51,10 @@ fn read(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
         })?;
         buffer.drain(..taken);
         position += taken as u64;
+        if shared.state.lock().connection.is_done {
+            // It closes the connection now, which is no failure.
+            return Ok(());
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna_transport::{CancelFlag, Channel};
+use sterna_wire::received_pages::ReceivedPages;
 
 use super::answers::{HELLO_PING, LISTED_PING, LOADED_PING, PACKAGE_PING};
 use super::link::{Link, Purpose};
@@ -234,25 +235,18 @@ impl Control {
     fn recover(&self, limit: Duration) -> Result<(), MigrationError> {
         let main = self.open(Purpose::Again, limit.min(self.options.limits.setup))?;
         self.with_threads(main, |main| {
-            let blocks = &self.shared.image.shape().ram.blocks;
-            let wire = MigrationError::wire("main channel");
             let limit = self.options.limits.setup;
-            for (index, block) in blocks.iter().enumerate() {
-                self.shared.change(|state| state.connection.answers.asked_bitmap(index));
-                main.write_all(&stream::bitmap_question(&block.name).map_err(&wire)?)?;
-            }
-            let what = "the destination to say which pages it has";
-            self.shared.wait(what, limit, |state| state.connection.bitmaps.len() == blocks.len())?;
+            let bitmaps = self.ask_bitmaps(main, limit)?;
             let channels = self.channels(main)?;
             self.shared.change(|state| {
                 state.order.forget_requests();
-                for (block, received) in std::mem::take(&mut state.connection.bitmaps) {
+                for (block, received) in bitmaps {
                     state.order.received(block, &received);
                 }
                 state.statistics.missing_pages = state.order.unsent_pages();
                 state.connection.answers.resumed();
             });
-            main.write_all(&stream::resume().map_err(&wire)?)?;
+            main.write_all(&stream::resume().map_err(MigrationError::wire("main channel"))?)?;
             let what = "the destination to go on";
             self.shared.wait(what, limit, |state| state.connection.has_resumed)?;
             self.shared.change(|state| {
@@ -317,10 +311,31 @@ impl Control {
         self.shared.wait(what, limits.stall, |state| {
             state.connection.on_their_way == 0 && sender::has_nothing_left(&mut state.order)
         })?;
+        // The end may overtake pages on the preempt channel: a destination waits for what it has asked for, and nothing
+        // else goes out there (specs/postcopy.md §4).
         self.shared.change(|state| state.connection.answers.ended());
         channels.write(&stream::ending(self.shared.image.shape().ram.section_id))?;
         self.shared
             .wait("the destination to confirm the end", limits.prepare, |state| state.connection.is_done)
+    }
+
+    /// Asks which pages of each block the destination has.
+    fn ask_bitmaps(
+        &self,
+        main: &Channel,
+        limit: Duration,
+    ) -> Result<Vec<(usize, ReceivedPages)>, MigrationError> {
+        let blocks = &self.shared.image.shape().ram.blocks;
+        for (index, block) in blocks.iter().enumerate() {
+            let question =
+                stream::bitmap_question(&block.name).map_err(MigrationError::wire("main channel"))?;
+            self.shared.change(|state| state.connection.answers.asked_bitmap(index));
+            let _turn = main.turn();
+            main.write_all(&question)?;
+        }
+        let what = "the destination to say which pages it has";
+        self.shared.wait(what, limit, |state| state.connection.bitmaps.len() == blocks.len())?;
+        Ok(self.shared.change(|state| std::mem::take(&mut state.connection.bitmaps)))
     }
 
     fn wait_for(&self, ping: u32, what: &str, limit: Duration) -> Result<(), MigrationError> {
