@@ -1,9 +1,15 @@
 //! Images served to real QEMUs whose guests run before their memory is there.
 #![allow(missing_docs)]
 
+mod cut;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use cut::Cut;
+use serde_json::{Value, json};
+use sterna_interop::qemu::PATIENCE;
 use sterna_interop::{
     Accelerator, Builder, Failure, Guest, Qemu, Ram, Root, fill, sterna, sterna_does, unbroken,
 };
@@ -172,4 +178,73 @@ fn two_qemus_are_served_from_one_image_at_once() -> Result<(), Failure> {
     assert_eq!(report["guests"].as_array().map(Vec::len), Some(2), "{report}");
     has_every_page_of(&mut first, &image)?;
     has_every_page_of(&mut second, &image)
+}
+
+/// Lets a paused QEMU listen again.
+fn recover(target: &mut Qemu, address: &str) -> Result<(), Failure> {
+    let begin = Instant::now();
+    while target.execute("query-migrate", Value::Null)?["status"] != "postcopy-paused" {
+        if begin.elapsed() > PATIENCE {
+            return Err("QEMU does not notice that its connection broke".into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    target.execute("migrate-recover", json!({ "uri": address })).map(drop)
+}
+
+#[test]
+fn connection_that_breaks_is_replaced_and_no_page_is_lost() -> Result<(), Failure> {
+    let test = "connection_that_breaks_is_replaced_and_no_page_is_lost";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let (builder, _source, image) = still(&root, 64)?;
+    for preempt in [false, true] {
+        let capabilities: &[&str] = if preempt { &["postcopy-preempt"] } else { &[] };
+        let (mut target, address) = waiting(&builder, capabilities)?;
+        let place = target.directory().join("way");
+        let way = Cut::new(&place, &address, 5 << 20, false).map_err(|error| error.to_string())?;
+        let mut arguments = vec![way.address()];
+        arguments.extend(preempt.then_some("--preempt"));
+
+        let serving = serve(&image, &arguments)?;
+        way.wait();
+        way.allow(6 << 20);
+        recover(&mut target, &address)?;
+        way.wait();
+        way.allow(u64::MAX);
+        recover(&mut target, &address)?;
+        let report = report(serving)?;
+
+        let guest = &report["guests"][0];
+        assert_eq!((&guest["completed"], &guest["recoveries"]), (&json!(true), &json!(2)), "{report}");
+        // What had arrived was not sent again: half of the pages have content.
+        let sent = guest["content_pages"].as_u64().unwrap_or(0) + guest["zero_pages"].as_u64().unwrap_or(0);
+        let total = guest["ram_total_bytes"].as_u64().unwrap_or(0) / 4096;
+        assert!((total..total + total / 4).contains(&sent), "{sent} of {total}: {report}");
+        has_every_page_of(&mut target, &image)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn guest_that_runs_survives_the_death_of_its_server_and_is_served_by_another() -> Result<(), Failure> {
+    let test = "guest_that_runs_survives_the_death_of_its_server_and_is_served_by_another";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let builder = builder(&root);
+    let (source, image) = saved(&builder)?;
+    let (mut target, address) = waiting(&builder, &["postcopy-preempt"])?;
+    let way = Cut::new(&target.directory().join("way"), &address, 300 << 10, true)
+        .map_err(|error| error.to_string())?;
+
+    let mut first = serve(&image, &[way.address(), "--preempt"])?;
+    way.wait();
+    first.kill().and_then(|()| first.wait()).map_err(|error| error.to_string())?;
+    way.allow(0);
+    recover(&mut target, &address)?;
+    let report = report(serve(&image, &[&address, "--preempt", "--recover"])?)?;
+    target.wait_for_migration()?;
+    target.resume()?;
+    target.wait_for_ticks(3)?;
+
+    assert_eq!(report["guests"][0]["recoveries"], 1, "{report}");
+    unbroken(&[&source, &target]).map(drop)
 }
