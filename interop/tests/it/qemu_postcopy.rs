@@ -219,7 +219,8 @@ fn connection_that_breaks_is_replaced_and_no_page_is_lost() -> Result<(), Failur
         // What had arrived was not sent again: half of the pages have content.
         let sent = guest["content_pages"].as_u64().unwrap_or(0) + guest["zero_pages"].as_u64().unwrap_or(0);
         let total = guest["ram_total_bytes"].as_u64().unwrap_or(0) / 4096;
-        assert!((total..total + total / 4).contains(&sent), "{sent} of {total}: {report}");
+        // Of a write that broke, a part may have arrived that was not counted.
+        assert!((total - 256..total + total / 4).contains(&sent), "{sent} of {total}: {report}");
         has_every_page_of(&mut target, &image)?;
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct Cut {
 struct Shared {
     to: PathBuf,
     /// Bytes towards the QEMU that may still pass.
-    left: AtomicU64,
+    left: Mutex<u64>,
     /// When none are left, everything stands still, where it would otherwise break.
     stalls: AtomicBool,
     is_used_up: AtomicBool,
@@ -30,7 +30,7 @@ impl Cut {
         let listener = UnixListener::bind(at)?;
         let shared = Arc::new(Shared {
             to: to.trim_start_matches("unix:").into(),
-            left: AtomicU64::new(bytes),
+            left: Mutex::new(bytes),
             stalls: AtomicBool::new(stalls),
             is_used_up: AtomicBool::new(false),
             open: Mutex::default(),
@@ -60,7 +60,7 @@ impl Cut {
     pub fn allow(&self, bytes: u64) {
         self.shared.is_used_up.store(false, Ordering::Release);
         self.shared.stalls.store(false, Ordering::Release);
-        self.shared.left.store(bytes, Ordering::Release);
+        *self.shared.left.lock().unwrap() = bytes;
     }
 }
 
@@ -95,9 +95,9 @@ impl Shared {
     /// Whether that many bytes may pass.
     fn pass(&self, count: u64) -> bool {
         loop {
-            let left = self.left.load(Ordering::Acquire);
-            if left >= count {
-                self.left.store(left - count, Ordering::Release);
+            let mut left = self.left.lock().unwrap();
+            if *left >= count {
+                *left -= count;
                 return true;
             }
             if !self.stalls.load(Ordering::Acquire) {
@@ -108,6 +108,7 @@ impl Shared {
                 return false;
             }
             self.is_used_up.store(true, Ordering::Release);
+            drop(left);
             std::thread::sleep(Duration::from_millis(5));
         }
     }
