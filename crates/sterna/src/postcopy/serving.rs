@@ -20,8 +20,8 @@ use crate::error::MigrationError;
 use crate::params::WaitLimits;
 use crate::threads;
 
-/// Between two attempts to connect again.
-const RETRY: Duration = Duration::from_millis(100);
+/// Before each attempt to connect again: a QEMU that has not noticed the break takes the connection for one too many.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// How a destination is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -184,6 +184,7 @@ impl Control {
             }
             tracing::warn!("{}: {error}; connecting again", self.link.name());
             self.shared.stage(Stage::Paused);
+            self.shared.sleep(RETRY);
             served = self.again();
         }
         Ok(())

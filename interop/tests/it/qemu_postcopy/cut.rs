@@ -58,9 +58,10 @@ impl Cut {
 
     /// From now on so many bytes may pass; then it breaks.
     pub fn allow(&self, bytes: u64) {
+        let mut left = self.shared.left.lock().unwrap();
         self.shared.is_used_up.store(false, Ordering::Release);
         self.shared.stalls.store(false, Ordering::Release);
-        *self.shared.left.lock().unwrap() = bytes;
+        *left = bytes;
     }
 }
 
@@ -69,7 +70,7 @@ impl Shared {
         // Nobody listens there now: the client's connection is closed, too.
         let Ok(server) = UnixStream::connect(&self.to) else { return };
         let mut open = self.open.lock().unwrap();
-        let mut pump = |from: &UnixStream, to: &UnixStream, is_counted: bool| {
+        let pump = |from: &UnixStream, to: &UnixStream, is_counted: bool| {
             let (from, to, shared) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::clone(self));
             std::thread::spawn(move || shared.pump(from, to, is_counted));
         };
