@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod cut;
+mod lazy;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};

@@ -51,10 +51,10 @@ pub struct Arguments {
 /// How an image is read that is served.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Reading {
-    /// Most memory for pages that are read ahead, over all guests; at least 1M
+    /// Most memory for pages that are read ahead while an image is served, over all guests; at least 1M
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     pub cache_limit: u64,
-    /// Where a compressed image is unpacked to, in a file without a name [default: beside the image]
+    /// Where a compressed image that is served is unpacked to, in a file without a name [default: beside the image]
     #[arg(long, value_name = "DIR")]
     pub spool: Option<PathBuf>,
 }
