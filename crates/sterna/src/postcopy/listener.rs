@@ -4,9 +4,10 @@ use sterna_transport::{Channel, TransportError};
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
-use super::answers::Answer;
+use super::answers::{Answer, LOADED_PING};
 use super::order::BadRequest;
 use super::shared::{Shared, State};
+use super::statistics::Stage;
 use crate::error::MigrationError;
 
 const CHANNEL: &str = "return path";
@@ -75,7 +76,13 @@ fn take(
     }
     let Some((message, used)) = ReturnMessage::decode(bytes).map_err(wire)? else { return Ok(0) };
     match state.connection.answers.take(message)? {
-        Answer::Pong(value) => state.connection.pongs.push(value),
+        Answer::Pong(value) => {
+            if value == LOADED_PING {
+                // At once: what breaks from now on can be recovered.
+                state.statistics.enter(Stage::Active);
+            }
+            state.connection.pongs.push(value);
+        }
         Answer::Request { block, start, length } => {
             state.statistics.requests += 1;
             let name = || state.connection.answers.name(block);

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use sterna_transport::{CancelFlag, Channel};
 use sterna_wire::received_pages::ReceivedPages;
 
-use super::answers::{HELLO_PING, LISTED_PING, LOADED_PING, PACKAGE_PING};
+use super::answers::{HELLO_PING, LISTED_PING, PACKAGE_PING};
 use super::link::{Link, Purpose};
 use super::listener;
 use super::sender::{self, Channels};
@@ -302,11 +302,10 @@ impl Control {
 
     fn send_to_the_end(&self, channels: &Channels) -> Result<(), MigrationError> {
         let limits = &self.options.limits;
-        if self.shared.state.lock().statistics.stage == Stage::Loading {
-            // The devices may need pages, which go out meanwhile as they are asked for.
-            self.wait_for(LOADED_PING, "the destination to load the devices", limits.prepare)?;
-            self.shared.stage(Stage::Active);
-        }
+        // The devices may need pages, which go out meanwhile as they are asked for.
+        self.shared.wait("the destination to load the devices", limits.prepare, |state| {
+            state.statistics.stage != Stage::Loading
+        })?;
         sender::send_background(&self.shared, channels)?;
         let what = "the last requested pages to be written";
         self.shared.wait(what, limits.stall, |state| {
