@@ -4,6 +4,7 @@
 mod cut;
 mod lazy;
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -249,4 +250,32 @@ fn guest_that_runs_survives_the_death_of_its_server_and_is_served_by_another() -
 
     assert_eq!(report["guests"][0]["recoveries"], 1, "{report}");
     unbroken(&[&source, &target]).map(drop)
+}
+
+#[test]
+fn qemus_that_are_handed_connections_are_served_at_one_address() -> Result<(), Failure> {
+    let test = "qemus_that_are_handed_connections_are_served_at_one_address";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let (builder, _source, image) = still(&root, 32)?;
+    let place = image.with_file_name("served");
+    let mut targets = [builder.clone().incoming_defer().spawn()?, builder.incoming_defer().spawn()?];
+
+    let serving = serve(&image, &[&format!("listen:unix:{}", place.display()), "--guests", "2"])?;
+    for target in &mut targets {
+        target.capabilities(&["postcopy-ram"])?;
+        let begin = Instant::now();
+        let connection = loop {
+            match std::os::unix::net::UnixStream::connect(&place) {
+                Ok(connection) => break connection,
+                Err(error) if begin.elapsed() > NOTICED => return Err(error.to_string()),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        target.qmp().send_fd("pages", connection.as_fd()).map_err(|error| error.to_string())?;
+        target.start_incoming("fd:pages")?;
+    }
+    let report = report(serving)?;
+
+    assert_eq!(report["guests"].as_array().map(Vec::len), Some(2), "{report}");
+    targets.iter_mut().try_for_each(|target| has_every_page_of(target, &image))
 }

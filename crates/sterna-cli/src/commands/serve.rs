@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sterna::postcopy::{
-    Access, Dial, GuestState, ImageOptions, ServeFailure, ServeOptions, ServeStatistics, ServedImage,
-    Serving, Stage,
+    Access, Dial, GuestState, ImageOptions, Reception, ServeFailure, ServeOptions, ServeStatistics,
+    ServedImage, Serving, Stage,
 };
 
 use crate::commands::peer;
@@ -28,7 +28,8 @@ pub struct Arguments {
     /// until every guest has all of its memory
     pub image: PathBuf,
     /// Where a QEMU waits with `-incoming` and the capability postcopy-ram on: tcp:HOST:PORT or unix:PATH; several for
-    /// several QEMUs
+    /// several QEMUs. Or listen:ADDRESS: everybody who connects there is served (a manager that hands the connection to
+    /// its QEMU as fd:NAME, or a relay)
     #[arg(required = true, value_name = "ADDRESS")]
     pub addresses: Vec<String>,
     /// The QEMUs have the capability postcopy-preempt on: pages that they ask for get a connection of their own
@@ -40,6 +41,9 @@ pub struct Arguments {
     /// How long to try to connect again when a connection breaks
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub reconnect_window: u64,
+    /// Only with listen:. End when so many guests have all of their memory [default: by Ctrl-C]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub guests: Option<u32>,
     /// How the image is read.
     #[command(flatten)]
     pub reading: Reading,
@@ -91,8 +95,20 @@ pub fn access_name(access: Access) -> &'static str {
 /// Serves.
 pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
-    let addresses: Vec<_> =
-        arguments.addresses.iter().map(|text| peer::address(text)).collect::<Result<_, _>>()?;
+    let listens = match &arguments.addresses[..] {
+        [one] => one.strip_prefix("listen:"),
+        several if several.iter().any(|text| text.starts_with("listen:")) => {
+            return Err(Stop::usage("listen: is served alone: give one address"));
+        }
+        _ => None,
+    };
+    if listens.is_none() && arguments.guests.is_some() {
+        return Err(Stop::usage("--guests is for listen:; dialled QEMUs are counted by their addresses"));
+    }
+    let addresses: Vec<_> = match listens {
+        Some(text) => vec![peer::address(text)?],
+        None => arguments.addresses.iter().map(|text| peer::address(text)).collect::<Result<_, _>>()?,
+    };
     let options = ImageOptions { direct: direct(false, false), ..ImageOptions::default() };
     let image = Arc::new(arguments.reading.open(&arguments.image, options)?);
     let options = ServeOptions {
@@ -101,25 +117,40 @@ pub fn execute(arguments: &Arguments) -> Done {
         reconnect_window: Duration::from_secs(arguments.reconnect_window),
         ..ServeOptions::default()
     };
-    let begin = |address| Serving::start(Arc::clone(&image), Arc::new(Dial(address)), options.clone());
-    let guests: Vec<Serving> = addresses
-        .into_iter()
-        .map(begin)
-        .collect::<Result<_, _>>()
-        .map_err(|error| Stop::failed(error.to_string()))?;
     let live = Live::new(arguments.json);
-    watch(&guests, &interrupts, &live);
+    let guests = if listens.is_some() {
+        let reception = Reception::listen(Arc::clone(&image), &addresses[0], options)
+            .map_err(|error| Stop::failed(sterna_qmp::migration::refusal_sentence(&error)))?;
+        live.note(&format!("listening at {}", reception.address()));
+        watch(&|| reception.served(), Some(arguments.guests), &interrupts, &live);
+        reception.close();
+        reception.served()
+    } else {
+        let begin = |address| Serving::start(Arc::clone(&image), Arc::new(Dial(address)), options.clone());
+        let begin = |address| begin(address).map(Arc::new).map_err(|error| Stop::failed(error.to_string()));
+        let guests: Vec<_> = addresses.into_iter().map(begin).collect::<Result<_, _>>()?;
+        watch(&|| guests.clone(), None, &interrupts, &live);
+        guests
+    };
     live.end();
     tell(arguments, &image, &guests)
 }
 
-/// Until all are over. The first Ctrl-C says what a second one does, if a guest needs the image.
-fn watch(guests: &[Serving], interrupts: &Interrupts, live: &Live) {
+/// Until all are over; with `comes`, until so many have all of their memory, or by Ctrl-C. The first Ctrl-C says what a second
+/// one does, if a guest needs the image.
+fn watch(
+    guests: &dyn Fn() -> Vec<Arc<Serving>>,
+    comes: Option<Option<u32>>,
+    interrupts: &Interrupts,
+    live: &Live,
+) {
     let mut seen = interrupts.count();
     let mut was_warned = false;
-    let mut stages = vec![Stage::Connecting; guests.len()];
+    let mut stages = Vec::new();
     loop {
-        let statistics: Vec<_> = guests.iter().map(Serving::statistics).collect();
+        let guests = guests();
+        stages.resize(guests.len(), Stage::Connecting);
+        let statistics: Vec<_> = guests.iter().map(|guest| guest.statistics()).collect();
         for (index, (now, before)) in statistics.iter().zip(&mut stages).enumerate() {
             if now.stage != *before {
                 *before = now.stage;
@@ -128,19 +159,28 @@ fn watch(guests: &[Serving], interrupts: &Interrupts, live: &Live) {
                 }
             }
         }
-        if statistics.iter().all(ServeStatistics::is_over) {
-            return;
+        let all_are_over = statistics.iter().all(ServeStatistics::is_over);
+        let complete = statistics.iter().filter(|guest| guest.stage == Stage::Completed).count();
+        match comes {
+            None if all_are_over => return,
+            Some(Some(wanted)) if complete >= wanted as usize && all_are_over => return,
+            _ => {}
         }
         live.show(&progress(&statistics));
         interrupts.sleep(LOOK, seen);
         if interrupts.count() > seen {
             seen = interrupts.count();
-            let needs = statistics.iter().any(|guest| matches!(guest.stage, Stage::Loading | Stage::Active));
-            if needs && !was_warned {
+            let needs = |guest: &ServeStatistics| {
+                matches!(guest.stage, Stage::Loading | Stage::Active | Stage::Paused)
+            };
+            if statistics.iter().any(needs) && !was_warned {
                 was_warned = true;
                 live.note(WARNING);
-            } else {
-                guests.iter().for_each(Serving::stop);
+                continue;
+            }
+            guests.iter().for_each(|guest| guest.stop());
+            if comes.is_some() {
+                return;
             }
         }
     }
@@ -173,12 +213,15 @@ pub fn progress(statistics: &[ServeStatistics]) -> Progress {
     }
 }
 
-fn tell(arguments: &Arguments, image: &ServedImage, guests: &[Serving]) -> Done {
+fn tell(arguments: &Arguments, image: &ServedImage, guests: &[Arc<Serving>]) -> Done {
+    let addresses: Vec<String> = (0..guests.len())
+        .map(|index| arguments.addresses.get(index).unwrap_or(&arguments.addresses[0]).clone())
+        .collect();
     let results: Vec<_> = guests.iter().map(|guest| (guest.wait(), guest.statistics())).collect();
     if arguments.json {
         let list: Vec<Value> = results
             .iter()
-            .zip(&arguments.addresses)
+            .zip(&addresses)
             .map(|((result, statistics), to)| guest_json(to, result, statistics))
             .collect();
         let value = json!({
@@ -191,7 +234,7 @@ fn tell(arguments: &Arguments, image: &ServedImage, guests: &[Serving]) -> Done 
         });
         terminal::print(&format!("{value:#}\n"));
     } else {
-        for ((result, statistics), to) in results.iter().zip(&arguments.addresses) {
+        for ((result, statistics), to) in results.iter().zip(&addresses) {
             if result.is_ok() {
                 terminal::print(&table(to, statistics));
             }
@@ -199,7 +242,7 @@ fn tell(arguments: &Arguments, image: &ServedImage, guests: &[Serving]) -> Done 
     }
     let failures: Vec<_> = results
         .iter()
-        .zip(&arguments.addresses)
+        .zip(&addresses)
         .filter_map(|((result, _), to)| Some((to, result.as_ref().err()?)))
         .collect();
     match &failures[..] {

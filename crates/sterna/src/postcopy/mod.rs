@@ -11,7 +11,7 @@
 //! | `answers` | what a destination may say, and when. Pure |
 //! | `stream`, `records` | the bytes: everything but the pages, and pages |
 //! | `store`, `cache`, `served` | an image's pages at random, in bounded memory, for all who are served |
-//! | `link` | how a destination is reached, at first and again |
+//! | `link`, `reception` | how a destination is reached, at first and again; destinations that come by themselves |
 //! | `shared`, `listener`, `sender`, `serving` | the threads of one destination |
 //! | `statistics` | how it goes |
 
@@ -20,6 +20,7 @@ mod cache;
 mod link;
 mod listener;
 mod order;
+mod reception;
 mod records;
 mod sender;
 mod served;
@@ -30,6 +31,7 @@ mod store;
 mod stream;
 
 pub use link::{Accepted, Dial, Link, Purpose};
+pub use reception::Reception;
 pub use served::{ImageOptions, ServedImage};
 pub use serving::{GuestState, ServeFailure, ServeOptions, Serving};
 pub use statistics::{ServeStatistics, Stage};
