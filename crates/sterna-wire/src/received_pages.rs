@@ -85,7 +85,7 @@ impl ReceivedPages {
                 return Err(r.bad(SPEC, format!("the end mark is not {END_MARK:016x}")));
             }
             // The last byte is padded, and nobody says with what.
-            if let Some(last) = words.last_mut().filter(|_| pages % 64 != 0) {
+            if let Some(last) = words.last_mut().filter(|_| !pages.is_multiple_of(64)) {
                 *last &= (1 << (pages % 64)) - 1;
             }
             Ok(Self { words, pages })

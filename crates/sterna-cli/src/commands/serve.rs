@@ -9,6 +9,7 @@ use sterna::postcopy::{
     Access, Dial, GuestState, ImageOptions, Reception, ServeFailure, ServeOptions, ServeStatistics,
     ServedImage, Serving, Stage,
 };
+use sterna_image::Container;
 
 use crate::commands::peer;
 use crate::commands::save::direct;
@@ -111,6 +112,12 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     let options = ImageOptions { direct: direct(false, false), ..ImageOptions::default() };
     let image = Arc::new(arguments.reading.open(&arguments.image, options)?);
+    if !arguments.recover && !ran(&image) {
+        terminal::note(
+            "sterna: the guest was paused when it was saved, and its QEMU starts it all the same, unless it was started with \
+             -S or was given `stop` while it waited",
+        );
+    }
     let options = ServeOptions {
         preempt: arguments.preempt,
         recover: arguments.recover,
@@ -134,6 +141,14 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     live.end();
     tell(arguments, &image, &guests)
+}
+
+/// Whether the guest ran when it was saved, by libvirt's header or its own state.
+fn ran(image: &ServedImage) -> bool {
+    match &image.kind().container {
+        Container::Libvirt(header) => header.was_running != 0,
+        Container::Bare => image.shape().was_running(),
+    }
 }
 
 /// Until all are over; with `comes`, until so many have all of their memory, or by Ctrl-C. The first Ctrl-C says what a second

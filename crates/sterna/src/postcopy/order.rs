@@ -99,7 +99,7 @@ impl PageOrder {
     pub(crate) fn request(&mut self, block: usize, start: u64, length: u64) -> Result<(), BadRequest> {
         let pages = &self.blocks[block];
         let block_bytes = pages.unsent.pages() << PAGE_SHIFT;
-        if (start | length) % PAGE_SIZE as u64 != 0 {
+        if !(start | length).is_multiple_of(PAGE_SIZE as u64) {
             return Err(BadRequest::Unaligned);
         }
         if length == 0 {

@@ -7,6 +7,7 @@ use sterna_ram::{Backing, RamBlock, RamSlice};
 use sterna_transport::Channel;
 use sterna_wire::PAGE_SIZE;
 
+use super::cache::Key;
 use super::order::{CHUNK_PAGES, PageOrder};
 use super::records::{Encoded, encode};
 use super::shared::{Shared, State};
@@ -46,7 +47,7 @@ pub(crate) fn send_background(shared: &Shared, channels: &Channels) -> Result<()
     let depth = AHEAD.min(cache.slots() / 2);
     let mut out = Vec::with_capacity(CHUNK_BYTES + CHUNK_BYTES / 8);
     while let Some((run, ahead)) = next_background(shared, channels, depth)? {
-        let held = |key: &(usize, u64)| {
+        let held = |key: &Key| {
             let first = key.1 * CHUNK_PAGES;
             cache.store().held(key.0).next_run(first, first + CHUNK_PAGES, 1).is_some()
         };
@@ -116,7 +117,7 @@ fn next_background(
     shared: &Shared,
     channels: &Channels,
     depth: usize,
-) -> Result<Option<(PageRun, Vec<(usize, u64)>)>, MigrationError> {
+) -> Result<Option<(PageRun, Vec<Key>)>, MigrationError> {
     let mut state = shared.state.lock();
     loop {
         if let Some(error) = &state.connection.error {
