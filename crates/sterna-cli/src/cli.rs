@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma, repair,
-    report, restore, run, save, standby, takeover, unprotect, upgrade, verify,
+    report, restore, run, save, serve, standby, takeover, unprotect, upgrade, verify,
 };
 use crate::exit;
 
@@ -54,6 +54,8 @@ pub enum Command {
     Unprotect(unprotect::Arguments),
     /// Restore a guest from an image into a VM that waits for it, or that this command starts
     Restore(restore::Arguments),
+    /// Serve an image to QEMUs whose guests run at once and get their memory as they need it
+    Serve(serve::Arguments),
     /// Extract a guest's memory from an image: a block, a range of addresses, or a core file for gdb and crash
     Extract(extract::Arguments),
     /// Compare two images: pages, devices by their fields, configuration
@@ -89,6 +91,7 @@ impl Command {
             Self::Unprotect(arguments) => unprotect::execute(arguments),
             Self::Takeover(arguments) => takeover::execute(arguments),
             Self::Restore(arguments) => restore::execute(arguments),
+            Self::Serve(arguments) => serve::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),
             Self::Repair(arguments) => repair::execute(arguments),

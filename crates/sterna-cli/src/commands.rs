@@ -19,6 +19,7 @@ pub mod report;
 pub mod restore;
 pub mod run;
 pub mod save;
+pub mod serve;
 pub mod standby;
 pub mod takeover;
 pub mod unprotect;

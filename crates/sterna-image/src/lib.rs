@@ -31,7 +31,7 @@ pub use model::{
     BlockShape, ByteOrder, Compression, Container, Form, ImageKind, LibvirtHeader, OPAQUE_BYTES, RamShape,
     Shape,
 };
-pub use read::{Image, MappedBlock, MappedPages, PageVisitor, Preview, ReadAt, Stamp};
+pub use read::{Image, MappedBlock, MappedPages, PagePlaces, PageVisitor, Preview, ReadAt, Stamp};
 pub use sterna_transport::{CreateOptions, Direct};
 pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};
 

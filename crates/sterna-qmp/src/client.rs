@@ -94,25 +94,40 @@ pub struct Client {
     version: Value,
     limit: Duration,
     next_id: u64,
+    /// Commands can be executed while others wait for the machine.
+    has_oob: bool,
 }
 
 impl Client {
     /// Connects and negotiates. `limit` bounds this and every later wait.
     pub fn connect(endpoint: &Endpoint, limit: Duration) -> Result<Self, ClientError> {
+        Self::negotiated(Self::socket_to(endpoint, limit)?, limit, false)
+    }
+
+    /// As [`connect`](Self::connect), with out-of-band execution where the other side has it
+    /// ([`execute_oob`](Self::execute_oob)).
+    pub fn connect_oob(endpoint: &Endpoint, limit: Duration) -> Result<Self, ClientError> {
+        Self::negotiated(Self::socket_to(endpoint, limit)?, limit, true)
+    }
+
+    fn socket_to(endpoint: &Endpoint, limit: Duration) -> Result<OwnedFd, ClientError> {
         let failed = |error| ClientError::Connect { endpoint: endpoint.clone(), error };
-        let socket: OwnedFd = match endpoint {
+        Ok(match endpoint {
             Endpoint::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
             Endpoint::Tcp(address) => {
                 let stream = TcpStream::connect_timeout(address, limit).map_err(failed)?;
                 stream.set_nodelay(true).map_err(failed)?;
                 stream.into()
             }
-        };
-        Self::from_socket(socket, limit)
+        })
     }
 
     /// Negotiates over a socket that is connected already.
     pub fn from_socket(socket: OwnedFd, limit: Duration) -> Result<Self, ClientError> {
+        Self::negotiated(socket, limit, false)
+    }
+
+    fn negotiated(socket: OwnedFd, limit: Duration, wants_oob: bool) -> Result<Self, ClientError> {
         let mut client = Self {
             socket,
             framer: Framer::new(MAX_ANSWER_BYTES),
@@ -121,14 +136,18 @@ impl Client {
             version: Value::Null,
             limit,
             next_id: 1,
+            has_oob: false,
         };
         let deadline = deadline_after(limit);
         let greeting = client.next_message("the greeting", deadline)?;
         client.version =
             greeting.get("QMP").and_then(|greeting| greeting.get("version")).cloned().ok_or_else(|| {
-                ClientError::Protocol(format!("no greeting, but {}", Value::Object(greeting)))
+                ClientError::Protocol(format!("no greeting, but {}", Value::Object(greeting.clone())))
             })?;
-        client.execute("qmp_capabilities", json!({}))?;
+        let offered = greeting_offers_oob(&greeting);
+        let arguments = if wants_oob && offered { json!({"enable": ["oob"]}) } else { json!({}) };
+        client.execute("qmp_capabilities", arguments)?;
+        client.has_oob = wants_oob && offered;
         Ok(client)
     }
 
@@ -155,6 +174,13 @@ impl Client {
     /// Executes `command` and waits for its answer. `arguments` is an object, or null for none.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, ClientError> {
         self.execute_with(command, arguments, &[])
+    }
+
+    /// As [`execute`](Self::execute), and at once even if the machine answers nothing else, because it waits for memory
+    /// (`exec-oob`). Only few commands can be executed so. Without out-of-band execution, as any other.
+    pub fn execute_oob(&mut self, command: &str, arguments: Value) -> Result<Value, ClientError> {
+        let verb = if self.has_oob { "exec-oob" } else { "execute" };
+        self.execute_as(verb, command, arguments, &[])
     }
 
     /// Gives `fd` to the other side under `name`, for `fd:NAME` addresses. Unix sockets only.
@@ -201,10 +227,20 @@ impl Client {
         arguments: Value,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Value, ClientError> {
+        self.execute_as("execute", command, arguments, fds)
+    }
+
+    fn execute_as(
+        &mut self,
+        verb: &str,
+        command: &str,
+        arguments: Value,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Value, ClientError> {
         let deadline = deadline_after(self.limit);
         let id = self.next_id;
         self.next_id += 1;
-        let mut request = json!({"execute": command, "id": id});
+        let mut request = json!({verb: command, "id": id});
         if !arguments.is_null() {
             request["arguments"] = arguments;
         }
@@ -321,6 +357,12 @@ impl Client {
 fn deadline_after(limit: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
+
+fn greeting_offers_oob(greeting: &Map<String, Value>) -> bool {
+    let list =
+        greeting.get("QMP").and_then(|greeting| greeting.get("capabilities")).and_then(Value::as_array);
+    list.is_some_and(|list| list.iter().any(|name| name == "oob"))
 }
 
 fn answer(command: &str, mut message: Map<String, Value>) -> Result<Value, ClientError> {

@@ -19,6 +19,7 @@ use sterna_wire::rdma::{
     BlockPlace, ChunkSize, ConnectRequest, Introduction, MessageType, Part, RegisterRequest, RegisterResult,
     UnregisterRequest, ZeroRange, encode_empty, encode_file, encode_records,
 };
+use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::replica::{self, Hello, Role, Session, Terms, Welcome};
 use sterna_wire::return_path::ReturnMessage;
 use sterna_wire::{PAGE_SIZE, WireError, vmdesc};
@@ -297,6 +298,11 @@ fn replica(seeds: &Seeds) -> Result<(), Failure> {
 }
 
 fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
+    let mut received = ReceivedPages::none(200);
+    (0..200).filter(|page| page % 3 > 0).for_each(|page| received.add(page));
+    let mut bytes = Vec::new();
+    received.encode(&mut bytes);
+    seeds.put("received_pages", "thirds", &[&[0, 200], &bytes])?;
     let messages = [
         ReturnMessage::Pong(1),
         ReturnMessage::RequestPages { block: Some("m0".into()), start: 0xc_0000, length: 4096 },

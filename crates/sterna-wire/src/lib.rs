@@ -14,6 +14,7 @@
 //! | [`rdma`] | private data and control messages of the transport `rdma:` |
 //! | [`replica`] | what primary and standby of a protected guest say beside its state |
 //! | [`return_path`] | what the destination says back |
+//! | [`received_pages`] | which pages a destination has, as it says after a broken postcopy |
 //! | [`xbzrle`] | pages sent as a difference to their older content |
 //! | [`vmdesc`] | the JSON after the end of the stream, which gives device bodies their lengths |
 //! | [`global_state`] | the run state that the guest had |
@@ -41,6 +42,7 @@ pub mod multifd;
 pub mod nbd;
 pub mod ram;
 pub mod rdma;
+pub mod received_pages;
 pub mod replica;
 pub mod return_path;
 pub mod vmdesc;

@@ -49,6 +49,7 @@ mod order;
 pub mod outgoing;
 mod pages;
 pub mod params;
+pub mod postcopy;
 pub mod precopy;
 pub mod rdma;
 pub mod replica;

@@ -136,6 +136,11 @@ pub enum SettingsError {
         /// The image's.
         machine_type: String,
     },
+    /// Destinations that connect to this side, and a second connection for each.
+    #[error(
+        "postcopy-preempt needs a second connection, and where destinations connect nobody can tell whose it is: dial the          destination, or switch postcopy-preempt off there"
+    )]
+    PreemptNeedsDial,
 }
 
 fn end(endpoint: TlsEndpoint) -> &'static str {

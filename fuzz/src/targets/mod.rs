@@ -12,6 +12,7 @@ pub mod multifd_packet;
 pub mod nbd_request;
 pub mod rdma_control;
 pub mod rdma_private_data;
+pub mod received_pages;
 pub mod replica;
 pub mod replica_epoch;
 pub mod return_path;
@@ -41,7 +42,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// Every target, by name.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 21] = [
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
@@ -54,6 +55,7 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "nbd_request", run: nbd_request::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_control", run: rdma_control::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "rdma_private_data", run: rdma_private_data::target, longest: 256, inputs: 400_000 },
+    Target { name: "received_pages", run: received_pages::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },
     Target { name: "replica_epoch", run: replica_epoch::target, longest: IMAGE, inputs: 60 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },

@@ -21,6 +21,7 @@ mod qemu_image_tools;
 mod qemu_images;
 mod qemu_migrate;
 mod qemu_plan;
+mod qemu_postcopy;
 mod qemu_protect;
 mod qemu_protected;
 mod qemu_releases;

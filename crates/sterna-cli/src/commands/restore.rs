@@ -1,5 +1,7 @@
 //! `sterna restore`: a guest from an image into a VM that waits for one, or that is started for it.
 
+mod lazy;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -11,6 +13,7 @@ use sterna_qmp::drive::restore::{RestoreRequest, Restored, Start, Subject, resto
 
 use crate::commands::peer::{self, Sending, Wire};
 use crate::commands::save::direct;
+use crate::commands::serve::Reading;
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
@@ -47,6 +50,17 @@ pub struct Arguments {
     /// truncated description is left out
     #[arg(long)]
     pub force_damaged: bool,
+    /// Start the guest at once and send its memory as it needs it, the rest in the background (postcopy; QEMU only). Until
+    /// all of it is there, the guest depends on this command and on the image: the first Ctrl-C only warns, the second
+    /// leaves the guest paused
+    #[arg(long, conflicts_with = "channels")]
+    pub lazy: bool,
+    /// Only with --lazy. How long to try to connect again when the connection breaks
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "lazy")]
+    pub reconnect_window: u64,
+    /// How a lazily restored image is read.
+    #[command(flatten)]
+    pub reading: Reading,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -78,6 +92,11 @@ pub fn execute(arguments: &Arguments) -> Done {
                 "--paused and --running are for VMs with a monitor; a peer without one decides by itself",
             ));
         }
+        if arguments.lazy {
+            return Err(Stop::usage(
+                "--lazy needs the VM's monitor; for a QEMU that listens without one, use `sterna serve`",
+            ));
+        }
         let sending = Sending {
             image: &arguments.image,
             to: address,
@@ -97,6 +116,11 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     let live = Live::new(arguments.json);
     let mut watcher = Watcher::new(&live, &interrupts);
+    if arguments.lazy {
+        let done = lazy::restore(arguments, request.start, &mut watcher);
+        live.end();
+        return done;
+    }
     let Some(target) = &arguments.target else {
         return start_and_restore(arguments, &request, &mut watcher, &live);
     };

@@ -93,7 +93,7 @@ impl World {
     }
 }
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "demo",
     "run",
     "migrate",
@@ -106,6 +106,7 @@ const COMMANDS: [&str; 19] = [
     "convert",
     "save",
     "restore",
+    "serve",
     "extract",
     "diff",
     "repair",

@@ -148,7 +148,7 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
     let (shape, damage) = match (kind.form, source) {
         (Form::Mapped, Some((source, stamp, _))) => {
             tee.off();
-            let image = Image::finish(begun, source, stamp)?;
+            let image = Image::finish(begun, source, stamp, false)?;
             let damage = job.take_mapped(&image)?;
             (image.shape().clone(), damage)
         }

@@ -20,6 +20,16 @@ const RECORDS: &str = "specs/mapped-ram.md §3.1";
 pub(crate) trait RecordSink {
     /// A page as it is.
     fn page(&mut self, block: usize, page: u64, content: &[u8; PAGE_SIZE]) -> Result<(), ImageError>;
+    /// As [`page`](Self::page), with the offset of its content in the stream.
+    fn page_at(
+        &mut self,
+        _position: u64,
+        block: usize,
+        page: u64,
+        content: &[u8; PAGE_SIZE],
+    ) -> Result<(), ImageError> {
+        self.page(block, page, content)
+    }
     /// A page of zeros.
     fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError>;
     /// A page that differs from what came before by a delta that was checked.
@@ -136,9 +146,10 @@ impl Records {
             match flag & !flags::CONTINUE {
                 flags::PAGE => {
                     let (block, page) = self.place(cursor, shape, flag, offset)?;
+                    let position = cursor.position();
                     let content = cursor.need(PAGE_SIZE, what)?;
                     if let Some(content) = content.first_chunk() {
-                        sink.page(block, page, content)?;
+                        sink.page_at(position, block, page, content)?;
                     }
                     cursor.consume(PAGE_SIZE);
                 }

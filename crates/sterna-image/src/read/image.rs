@@ -15,10 +15,11 @@ use super::PageVisitor;
 use super::begun::Begun;
 use super::body::{End, RecordSink};
 use super::mapped::MappedPages;
+use super::places::PagePlaces;
 use super::regions;
 use super::source::{ReadAt, Stamp};
 use crate::ImageError;
-use crate::model::{Form, IGNORE_SHARED, ImageKind, Shape};
+use crate::model::{Compression, Form, IGNORE_SHARED, ImageKind, Shape};
 use crate::write::MappedWriter;
 
 /// An image, opened for reading: what it is, the machine without its pages, and the way to the pages.
@@ -30,6 +31,7 @@ pub struct Image {
     stream_offset: u64,
     shape: Shape,
     mapped: Option<MappedPages>,
+    places: Option<PagePlaces>,
     end: End,
     has_deltas: bool,
 }
@@ -60,11 +62,27 @@ impl Image {
     pub fn open_source(source: Arc<dyn ReadAt>, name: &str) -> Result<Image, ImageError> {
         let stamp = source.stamp().map_err(|error| ImageError::io(name, "fstat", error))?;
         let begun = Begun::of_source(&source, name, None)?;
-        Self::finish(begun, source, stamp)
+        Self::finish(begun, source, stamp, false)
+    }
+
+    /// As [`open`](Self::open). Where each page of a legacy stream lies is noted on the way ([`places`](Self::places)).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_indexed(path: &Path) -> Result<Image, ImageError> {
+        let (name, source) = (path.display().to_string(), open_file(path)?);
+        let stamp = source.stamp().map_err(|error| ImageError::io(&name, "fstat", error))?;
+        let begun = Begun::of_source(&source, &name, None)?;
+        Self::finish(begun, source, stamp, true)
     }
 
     /// Reads everything but the pages of an image that was begun.
-    pub(crate) fn finish(begun: Begun, source: Arc<dyn ReadAt>, stamp: Stamp) -> Result<Image, ImageError> {
+    pub(crate) fn finish(
+        begun: Begun,
+        source: Arc<dyn ReadAt>,
+        stamp: Stamp,
+        is_indexed: bool,
+    ) -> Result<Image, ImageError> {
         let (kind, stream_offset) = (begun.kind.clone(), begun.stream_offset);
         let file = Arc::clone(&begun.file);
         let mut mapped = None;
@@ -75,16 +93,22 @@ impl Image {
             let pages = MappedPages::read_bitmaps(blocks, placed, Arc::clone(&source), Arc::clone(&file))?;
             mapped = Some(pages);
         }
-        let mut scan =
-            Scan { has_records: vec![false; begun.head.shape.ram.blocks.len()], has_deltas: false };
+        let blocks = &begun.head.shape.ram.blocks;
+        let can_index = is_indexed && kind.form == Form::Legacy && kind.compression == Compression::None;
+        let mut scan = Scan {
+            has_records: vec![false; blocks.len()],
+            has_deltas: false,
+            places: can_index.then(|| PagePlaces::new(blocks)),
+        };
         let (mut shape, end) = begun.finish(&mut scan)?;
         if kind.form == Form::Legacy && shape.has_capability(IGNORE_SHARED) {
             for (block, has_records) in shape.ram.blocks.iter_mut().zip(&scan.has_records) {
                 block.is_skipped = !has_records;
             }
         }
-        let has_deltas = scan.has_deltas;
-        let image = Image { source, file, stamp, kind, stream_offset, shape, mapped, end, has_deltas };
+        let Scan { has_deltas, places, .. } = scan;
+        let image =
+            Image { source, file, stamp, kind, stream_offset, shape, mapped, places, end, has_deltas };
         image.check_unchanged()?;
         Ok(image)
     }
@@ -215,6 +239,13 @@ impl Image {
         Self::open_source(Arc::new(writer.file().reopened()?), &name)
     }
 
+    /// Where each page of a legacy stream lies, if it was opened [for that](Self::open_indexed). `None` where pages cannot be
+    /// read at random: the stream is compressed, or pages came as [deltas](Self::has_deltas). [`spool`](Self::spool) it
+    /// then. Pages of a mapped-ram image have their places without an index ([`mapped`](Self::mapped)).
+    pub fn places(&self) -> Option<&PagePlaces> {
+        self.places.as_ref().filter(|_| !self.has_deltas)
+    }
+
     /// Whether the file is as it was when it was opened.
     ///
     /// # Errors
@@ -256,6 +287,7 @@ pub(crate) fn check_unchanged(source: &dyn ReadAt, before: Stamp, file: &str) ->
 struct Scan {
     has_records: Vec<bool>,
     has_deltas: bool,
+    places: Option<PagePlaces>,
 }
 
 impl RecordSink for Scan {
@@ -264,8 +296,24 @@ impl RecordSink for Scan {
         Ok(())
     }
 
-    fn zero(&mut self, block: usize, _: u64) -> Result<(), ImageError> {
+    fn page_at(
+        &mut self,
+        position: u64,
+        block: usize,
+        page: u64,
+        content: &[u8; PAGE_SIZE],
+    ) -> Result<(), ImageError> {
+        if let Some(places) = &mut self.places {
+            places.note(block, page, position);
+        }
+        self.page(block, page, content)
+    }
+
+    fn zero(&mut self, block: usize, page: u64) -> Result<(), ImageError> {
         self.has_records[block] = true;
+        if let Some(places) = &mut self.places {
+            places.note_zero(block, page);
+        }
         Ok(())
     }
 

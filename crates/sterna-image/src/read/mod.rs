@@ -13,6 +13,7 @@ pub(crate) mod image;
 mod libvirt;
 pub(crate) mod mapped;
 mod opaque;
+mod places;
 mod preview;
 mod regions;
 mod sniff;
@@ -22,6 +23,7 @@ pub(crate) mod tee;
 
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};
+pub use places::PagePlaces;
 pub use preview::Preview;
 pub use source::{ReadAt, Stamp};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::{Ram, content, give, legacy, machine, open, section};
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
-use sterna_image::{Form, Image, MappedOptions, MappedWriter, PageVisitor, Shape};
+use sterna_image::{Form, Image, LegacyWriter, MappedOptions, MappedWriter, PageVisitor, Shape};
 use sterna_wire::main::{encode_footer, encode_section_part};
 use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::{PAGE_SIZE, xbzrle};
@@ -328,4 +328,35 @@ fn lane_that_writes_pages_again_and_again_leaves_the_last() {
     for (page, fill) in model.iter().enumerate() {
         assert!(ram.0[0][page * PAGE_SIZE..][..PAGE_SIZE].iter().all(|byte| byte == fill), "page {page}");
     }
+}
+
+#[test]
+fn index_of_a_stream_leads_to_the_last_record_of_each_page() {
+    let shape = machine();
+    let mut writer = LegacyWriter::new(Vec::new(), "memory", &shape).unwrap();
+    // A page that was zero gets content, one with content becomes zero, one gets other content, and one never comes.
+    let (old, new) = ([1; PAGE_SIZE], [2; PAGE_SIZE]);
+    writer.zero(0, 0, 1).unwrap();
+    writer.pages(0, 1, &old).unwrap();
+    writer.pages(0, 2, &old).unwrap();
+    writer.zero(1, 0, 1).unwrap();
+    writer.pages(0, 0, &new).unwrap();
+    writer.zero(0, 1, 1).unwrap();
+    writer.pages(0, 2, &new).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("stream");
+    let bytes = writer.finish(&shape).unwrap();
+    std::fs::write(&path, &bytes).unwrap();
+
+    let image = Image::open_indexed(&path).unwrap();
+
+    let places = image.places().unwrap();
+    let offset = |block, page| places.offset(block, page).map(|at| &bytes[at as usize..][..PAGE_SIZE]);
+    assert_eq!(offset(0, 0), Some(&new[..]));
+    assert_eq!(offset(0, 1), None);
+    assert_eq!(offset(0, 2), Some(&new[..]));
+    assert_eq!((offset(1, 0), offset(1, 1)), (None, None));
+    let held: Vec<bool> = (0..3).map(|page| places.held(0).get(page)).collect();
+    assert_eq!((held, places.held(1).count()), (vec![true, false, true], 0));
+    assert!(Image::open(&path).unwrap().places().is_none(), "nobody asked for it");
 }

@@ -35,6 +35,11 @@ impl Vm {
         Ok(Self::new(Client::connect(endpoint, ANSWER_LIMIT)?, endpoint.to_string()))
     }
 
+    /// As [`connect`](Self::connect), with out-of-band execution where the monitor has it.
+    pub fn connect_oob(endpoint: &Endpoint) -> Result<Self, ClientError> {
+        Ok(Self::new(Client::connect_oob(endpoint, ANSWER_LIMIT)?, endpoint.to_string()))
+    }
+
     /// Takes a connection over; `at` is its name in sentences.
     pub fn new(client: Client, at: impl Into<String>) -> Self {
         Self { client, at: at.into() }
@@ -76,6 +81,11 @@ impl Vm {
     /// Executes a command whose refusal means something to the caller.
     pub fn try_execute(&mut self, command: &str, arguments: Value) -> Result<Value, ClientError> {
         self.client.execute(command, arguments)
+    }
+
+    /// `migrate-recover`: a VM whose postcopy is paused listens again. It answers even if the guest's machine stands still.
+    pub fn migrate_recover(&mut self, uri: &str) -> Result<(), ClientError> {
+        self.client.execute_oob("migrate-recover", json!({ "uri": uri })).map(drop)
     }
 
     /// `migrate-incoming`. A VM that can stays to say why it failed.

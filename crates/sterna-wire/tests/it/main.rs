@@ -18,5 +18,6 @@ mod rdma_plan;
 mod rdma_properties;
 mod rdma_session;
 mod rdma_stream;
+mod received_pages;
 mod replica;
 mod status_question;

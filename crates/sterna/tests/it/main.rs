@@ -21,6 +21,7 @@ mod migrate;
 mod opaque;
 mod page_order;
 mod poisoned;
+mod postcopy;
 mod protected;
 mod protected_streams;
 mod rdma_destination;

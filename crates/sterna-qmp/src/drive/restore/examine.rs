@@ -87,6 +87,18 @@ impl Subject {
     /// # Errors
     /// [`DriveError::Unfit`]: another machine type, a block that is not there or has another size.
     pub fn compare(&self, vm: &mut Vm) -> Result<Vec<String>, DriveError> {
+        self.compare_in(self.preview.kind.form, vm)
+    }
+
+    /// As [`compare`](Self::compare), for a VM that gets the image as a stream, whatever its form.
+    ///
+    /// # Errors
+    /// As of [`compare`](Self::compare).
+    pub fn compare_as_stream(&self, vm: &mut Vm) -> Result<Vec<String>, DriveError> {
+        self.compare_in(Form::Legacy, vm)
+    }
+
+    fn compare_in(&self, form: Form, vm: &mut Vm) -> Result<Vec<String>, DriveError> {
         let shape = &self.preview.shape;
         let (saved, machine) = (&shape.configuration.machine_type, vm.machine_type()?);
         if !machine.is_empty() && *saved != machine {
@@ -99,7 +111,7 @@ impl Subject {
             self.damage.iter().map(|finding| format!("the image is damaged: {finding}")).collect();
         let Some(blocks) = vm.blocks()? else { return Ok(remarks) };
         for block in &shape.ram.blocks {
-            compare_block(&block.name, block.length_bytes, self.preview.kind.form, &blocks, vm.at())?;
+            compare_block(&block.name, block.length_bytes, form, &blocks, vm.at())?;
         }
         // Machines have blocks that never are in a stream, so this may be nothing.
         let missing = blocks.iter().filter(|m| shape.ram.blocks.iter().all(|block| block.name != m.name));

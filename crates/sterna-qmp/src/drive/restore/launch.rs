@@ -74,7 +74,7 @@ impl Launched {
         let endpoint = Endpoint::Unix(socket(&self.directory));
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            if let Ok(vm) = Vm::connect(&endpoint) {
+            if let Ok(vm) = Vm::connect_oob(&endpoint) {
                 return Ok(vm);
             }
             // However well it ended: with `--version`, say.

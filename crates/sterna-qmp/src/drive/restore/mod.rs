@@ -13,6 +13,7 @@
 mod cached;
 mod examine;
 pub mod launch;
+pub mod lazy;
 mod loaded;
 mod request;
 mod setup;

@@ -11,6 +11,11 @@ pub(super) fn check(vm: &mut Vm, settings: &Settings, request: &RestoreRequest) 
     if request.channels == Some(0) {
         return Err(DriveError::Request("0 channels cannot carry pages: use 1 to 255".into()));
     }
+    check_waits(vm, settings)
+}
+
+/// Refuses a VM that does not wait for a guest, or waits at an address already.
+pub(super) fn check_waits(vm: &mut Vm, settings: &Settings) -> Result<(), DriveError> {
     let state = vm.run_state()?;
     if state != "inmigrate" {
         return Err(DriveError::Unfit(format!(

@@ -1,0 +1,239 @@
+//! What a destination may say, and when: the order of the return path in postcopy (specs/postcopy.md §3). Pure.
+
+use sterna_wire::return_path::ReturnMessage;
+
+use crate::error::MigrationError;
+
+/// The PING whose PONG says that the destination answers.
+pub(crate) const HELLO_PING: u32 = 1;
+/// The PING behind the block list: its PONG says that the destination has accepted machine and memory.
+pub(crate) const LISTED_PING: u32 = 0x10;
+/// The PING before the package.
+pub(crate) const PACKAGE_PING: u32 = 2;
+/// The PING behind the devices.
+pub(crate) const DEVICES_PING: u32 = 3;
+/// The PING whose PONG says that the devices are loaded: from then on a broken connection can be recovered.
+pub(crate) const LOADED_PING: u32 = 0x42;
+const PINGS: [u32; 5] = [HELLO_PING, LISTED_PING, PACKAGE_PING, DEVICES_PING, LOADED_PING];
+
+/// What a message means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The answer to a PING.
+    Pong(u32),
+    /// Pages are needed now.
+    Request {
+        /// Index of the block.
+        block: usize,
+        /// First byte.
+        start: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The bitmap of this block follows.
+    Bitmap {
+        /// Index of the block.
+        block: usize,
+    },
+    /// The destination goes on after a break.
+    Resumed,
+    /// All has come and is acknowledged.
+    Done,
+    /// Nothing that matters here.
+    Nothing,
+}
+
+/// What one connection has said and been told.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    names: Vec<String>,
+    /// The block of the request before.
+    last: Option<usize>,
+    /// PINGs without an answer.
+    pings: Vec<u32>,
+    /// Blocks whose bitmap was asked for.
+    bitmaps: Vec<usize>,
+    /// POSTCOPY_RESUME was sent and not acknowledged.
+    awaits_resume: bool,
+    /// LISTEN or RESUME was sent: pages may be requested.
+    may_request: bool,
+    /// EOF was sent.
+    has_ended: bool,
+}
+
+impl Answers {
+    /// Of a connection about blocks of these names.
+    pub(crate) fn new(names: Vec<String>) -> Self {
+        Self {
+            names,
+            last: None,
+            pings: Vec::new(),
+            bitmaps: Vec::new(),
+            awaits_resume: false,
+            may_request: false,
+            has_ended: false,
+        }
+    }
+
+    /// The name of block `block`.
+    pub(crate) fn name(&self, block: usize) -> &str {
+        &self.names[block]
+    }
+
+    /// A PING goes out.
+    pub(crate) fn pinged(&mut self, value: u32) {
+        self.pings.push(value);
+    }
+
+    /// The package goes out, with LISTEN and its PINGs.
+    pub(crate) fn packaged(&mut self) {
+        self.pings.extend([DEVICES_PING, LOADED_PING]);
+        self.may_request = true;
+    }
+
+    /// The bitmap of block `block` is asked for.
+    pub(crate) fn asked_bitmap(&mut self, block: usize) {
+        self.bitmaps.push(block);
+    }
+
+    /// POSTCOPY_RESUME goes out.
+    pub(crate) fn resumed(&mut self) {
+        (self.awaits_resume, self.may_request) = (true, true);
+    }
+
+    /// EOF goes out.
+    pub(crate) fn ended(&mut self) {
+        self.has_ended = true;
+    }
+
+    /// Takes a message.
+    ///
+    /// # Errors
+    /// [`MigrationError::PeerMisbehaved`] for what was not asked for, or is not of this machine;
+    /// [`MigrationError::DestinationFailed`].
+    pub(crate) fn take(&mut self, message: ReturnMessage) -> Result<Answer, MigrationError> {
+        match message {
+            ReturnMessage::Pong(value) => self.pong(value),
+            ReturnMessage::RequestPages { block, start, length } => {
+                if !self.may_request {
+                    return Err(untimely("pages before it was told to listen"));
+                }
+                let block = match block {
+                    Some(name) => self.block(&name, "pages")?,
+                    None => self.last.ok_or_else(|| untimely("pages without naming a block first"))?,
+                };
+                self.last = Some(block);
+                Ok(Answer::Request { block, start, length: u64::from(length) })
+            }
+            ReturnMessage::ReceivedBitmap { block } => {
+                let block = self.block(&block, "a received bitmap")?;
+                let at = self.bitmaps.iter().position(|asked| *asked == block);
+                self.bitmaps.remove(at.ok_or_else(|| untimely("a received bitmap that nobody asked for"))?);
+                Ok(Answer::Bitmap { block })
+            }
+            ReturnMessage::ResumeAck(_) if std::mem::take(&mut self.awaits_resume) => Ok(Answer::Resumed),
+            ReturnMessage::ResumeAck(_) => Err(untimely("that it resumes, and was not told to")),
+            ReturnMessage::Shut(0) if self.has_ended => Ok(Answer::Done),
+            ReturnMessage::Shut(0) => Err(untimely("that it has everything, before it was sent")),
+            ReturnMessage::Shut(code) => Err(MigrationError::DestinationFailed(code)),
+            // Devices of some machine types say so by themselves (specs/stream.md §5.3); nothing here waits for it.
+            ReturnMessage::SwitchoverAck => Ok(Answer::Nothing),
+            ReturnMessage::Grant { .. } => Err(untimely("a grant for a device's stream, and there is none")),
+        }
+    }
+
+    fn pong(&mut self, value: u32) -> Result<Answer, MigrationError> {
+        let at = self.pings.iter().position(|ping| *ping == value).ok_or_else(|| {
+            let known =
+                if PINGS.contains(&value) { "before or after its time" } else { "which was never sent" };
+            untimely(&format!("the answer to PING {value:#x} {known}"))
+        })?;
+        self.pings.remove(at);
+        Ok(Answer::Pong(value))
+    }
+
+    fn block(&self, name: &str, what: &str) -> Result<usize, MigrationError> {
+        let found = self.names.iter().position(|known| known == name);
+        found.ok_or_else(|| MigrationError::PeerMisbehaved {
+            what: format!(
+                "the destination sent or wants {what} of block {name:?}, and the image has no such block"
+            ),
+        })
+    }
+}
+
+fn untimely(what: &str) -> MigrationError {
+    MigrationError::PeerMisbehaved { what: format!("the destination sent or wants {what}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers() -> Answers {
+        Answers::new(vec!["m0".into(), "rom".into()])
+    }
+
+    fn request(block: Option<&str>) -> ReturnMessage {
+        ReturnMessage::RequestPages { block: block.map(Into::into), start: 4096, length: 4096 }
+    }
+
+    #[test]
+    fn request_without_a_name_is_about_the_block_before() {
+        let mut answers = answers();
+        answers.packaged();
+
+        let first = answers.take(request(Some("rom"))).unwrap();
+        let second = answers.take(request(None)).unwrap();
+
+        assert_eq!(first, Answer::Request { block: 1, start: 4096, length: 4096 });
+        assert_eq!(second, first);
+    }
+
+    #[test]
+    fn what_comes_before_its_time_or_of_no_block_is_refused_by_name() {
+        let bitmap = |block: &str| ReturnMessage::ReceivedBitmap { block: block.into() };
+        for (message, word) in [
+            (request(Some("m0")), "listen"),
+            (bitmap("m0"), "nobody asked"),
+            (bitmap("m1"), "\"m1\""),
+            (ReturnMessage::ResumeAck(1), "resumes"),
+            (ReturnMessage::Shut(0), "before it was sent"),
+            (ReturnMessage::Pong(3), "before or after"),
+            (ReturnMessage::Pong(99), "never sent"),
+        ] {
+            let error = answers().take(message).unwrap_err();
+
+            assert!(matches!(error, MigrationError::PeerMisbehaved { .. }), "{error}");
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        let mut listening = answers();
+        listening.packaged();
+        for (message, word) in [(request(None), "naming a block"), (request(Some("vga")), "\"vga\"")] {
+            assert!(listening.take(message).unwrap_err().to_string().contains(word));
+        }
+    }
+
+    #[test]
+    fn each_answer_comes_once() {
+        let mut answers = answers();
+        answers.pinged(HELLO_PING);
+        answers.packaged();
+        answers.asked_bitmap(1);
+        answers.resumed();
+        answers.ended();
+        let bitmap = || ReturnMessage::ReceivedBitmap { block: "rom".into() };
+
+        assert_eq!(answers.take(ReturnMessage::Pong(LOADED_PING)).unwrap(), Answer::Pong(LOADED_PING));
+        assert_eq!(answers.take(ReturnMessage::Pong(HELLO_PING)).unwrap(), Answer::Pong(HELLO_PING));
+        assert_eq!(answers.take(bitmap()).unwrap(), Answer::Bitmap { block: 1 });
+        assert_eq!(answers.take(ReturnMessage::ResumeAck(1)).unwrap(), Answer::Resumed);
+        assert_eq!(answers.take(ReturnMessage::Shut(0)).unwrap(), Answer::Done);
+
+        for again in [ReturnMessage::Pong(LOADED_PING), bitmap(), ReturnMessage::ResumeAck(1)] {
+            assert!(answers.take(again).is_err());
+        }
+        let failed = answers.take(ReturnMessage::Shut(1)).unwrap_err();
+        assert!(matches!(failed, MigrationError::DestinationFailed(1)));
+    }
+}

@@ -1,0 +1,105 @@
+//! Reads what a destination says and acts on it.
+
+use sterna_transport::{Channel, TransportError};
+use sterna_wire::received_pages::ReceivedPages;
+use sterna_wire::return_path::ReturnMessage;
+
+use super::answers::{Answer, LOADED_PING};
+use super::order::BadRequest;
+use super::shared::{Shared, State};
+use super::statistics::Stage;
+use crate::error::MigrationError;
+
+const CHANNEL: &str = "return path";
+/// Bytes read at once: some hundred requests.
+const PIECE: usize = 16 << 10;
+
+/// Works until the connection ends.
+pub(crate) fn listen(shared: &Shared, channel: &Channel) {
+    if let Err(error) = read(shared, channel) {
+        shared.fail(error);
+    }
+}
+
+fn read(shared: &Shared, channel: &Channel) -> Result<(), MigrationError> {
+    let mut buffer = Vec::new();
+    let mut position = 0;
+    // The block whose bitmap comes next.
+    let mut bitmap = None;
+    let mut piece = vec![0; PIECE];
+    loop {
+        let count = match channel.read_some(&mut piece) {
+            // A guest that has what it needs asks for nothing.
+            Err(TransportError::Stalled { .. }) => continue,
+            other => other?,
+        };
+        if count == 0 {
+            let what = format!("{}: the destination closed the connection", channel.peer());
+            return Err(MigrationError::Transport(what, None));
+        }
+        // What is kept is less than a message or the bitmap of one block.
+        buffer.extend_from_slice(&piece[..count]);
+        let mut taken = 0;
+        shared.change(|state| {
+            loop {
+                let at = position + taken as u64;
+                let used = take(state, &buffer[taken..], at, &mut bitmap)?;
+                if used == 0 {
+                    return Ok::<(), MigrationError>(());
+                }
+                taken += used;
+            }
+        })?;
+        buffer.drain(..taken);
+        position += taken as u64;
+        if shared.state.lock().connection.is_done {
+            // It closes the connection now, which is no failure.
+            return Ok(());
+        }
+    }
+}
+
+/// Takes one message or bitmap from the front of `bytes`; gives how many bytes it took, 0 if it is not all there.
+fn take(
+    state: &mut State,
+    bytes: &[u8],
+    at: u64,
+    bitmap: &mut Option<usize>,
+) -> Result<usize, MigrationError> {
+    let wire = |error: sterna_wire::WireError| MigrationError::wire(CHANNEL)(error.at(at));
+    if let Some(block) = *bitmap {
+        let pages = state.order.pages(block);
+        let Some((received, used)) = ReceivedPages::decode(bytes, pages).map_err(wire)? else { return Ok(0) };
+        state.connection.bitmaps.push((block, received));
+        *bitmap = None;
+        return Ok(used);
+    }
+    let Some((message, used)) = ReturnMessage::decode(bytes).map_err(wire)? else { return Ok(0) };
+    match state.connection.answers.take(message)? {
+        Answer::Pong(value) => {
+            if value == LOADED_PING {
+                // At once: what breaks from now on can be recovered.
+                state.statistics.enter(Stage::Active);
+            }
+            state.connection.pongs.push(value);
+        }
+        Answer::Request { block, start, length } => {
+            state.statistics.requests += 1;
+            let name = || state.connection.answers.name(block);
+            state
+                .order
+                .request(block, start, length)
+                .map_err(|why| bad_request(name(), start, length, why))?;
+        }
+        Answer::Bitmap { block } => *bitmap = Some(block),
+        Answer::Resumed => state.connection.has_resumed = true,
+        Answer::Done => state.connection.is_done = true,
+        Answer::Nothing => {}
+    }
+    Ok(used)
+}
+
+fn bad_request(block: &str, start: u64, length: u64, why: BadRequest) -> MigrationError {
+    let what = format!("the destination wants {length:#x} bytes at {start:#x} of block {block:?}: {why}");
+    MigrationError::PeerMisbehaved { what }
+}

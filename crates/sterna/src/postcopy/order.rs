@@ -1,0 +1,241 @@
+//! Which page goes out next: requested ones first, in the order of the requests; then the rest, ascending, with the
+//! neighbours of recent requests before the others. Pure: no I/O, no clock, and memory that no peer can make grow.
+
+use std::collections::VecDeque;
+
+use sterna_ram::PageBitmap;
+use sterna_wire::received_pages::ReceivedPages;
+use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
+
+use crate::order::PageRun;
+
+/// Pages that are read and sent at once: 256 KiB.
+pub(crate) const CHUNK_PAGES: u64 = 64;
+/// Requests whose order is remembered. Of more at once only the pages are known, and they go out in ascending order.
+const QUEUE: usize = 1024;
+/// Neighbourhoods of requests that wait for their turn.
+const NEIGHBOURHOODS: usize = 16;
+
+/// Why a request for pages is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadRequest {
+    /// Start or length is no multiple of a page.
+    #[error("it is not a whole number of pages")]
+    Unaligned,
+    /// No bytes.
+    #[error("it is empty")]
+    Empty,
+    /// It reaches beyond the block.
+    #[error("the block has only {block_bytes:#x} bytes")]
+    Outside {
+        /// The block's length.
+        block_bytes: u64,
+    },
+}
+
+/// The pages that the destination lacks, and their order.
+pub(crate) struct PageOrder {
+    blocks: Vec<Pages>,
+    /// The blocks as they follow each other in the background.
+    sequence: Vec<usize>,
+    /// Where the background goes on: an index into `sequence`, and a page.
+    cursor: (usize, u64),
+    /// Requested runs, oldest first. A page of one may have been sent since.
+    queue: VecDeque<PageRun>,
+    /// Requests came while the queue was full: their pages are in `Pages::requested` alone, none before this one (block,
+    /// page).
+    overflow: Option<(usize, u64)>,
+    /// Chunks (block, number) around recent requests, oldest first.
+    near: VecDeque<(usize, u64)>,
+}
+
+struct Pages {
+    /// Not sent yet.
+    unsent: PageBitmap,
+    /// Requested and not sent yet.
+    requested: PageBitmap,
+}
+
+impl PageOrder {
+    /// Of blocks with so many pages, none of which was sent. In the background the blocks follow each other by `sequence`,
+    /// which names each once.
+    pub(crate) fn new(pages: &[u64], sequence: Vec<usize>) -> Self {
+        debug_assert!(sequence.len() == pages.len());
+        let of = |pages: &u64| {
+            let unsent = PageBitmap::new(*pages);
+            unsent.set_all();
+            Pages { unsent, requested: PageBitmap::new(*pages) }
+        };
+        Self {
+            blocks: pages.iter().map(of).collect(),
+            sequence,
+            cursor: (0, 0),
+            queue: VecDeque::new(),
+            overflow: None,
+            near: VecDeque::new(),
+        }
+    }
+
+    /// The connection broke, and what was on its way may be lost. To be followed by [`received`](Self::received) for each
+    /// block. What was requested will be requested again.
+    pub(crate) fn forget_requests(&mut self) {
+        self.queue.clear();
+        self.near.clear();
+        self.overflow = None;
+        self.cursor = (0, 0);
+        self.blocks.iter().for_each(|pages| pages.requested.clear_all());
+    }
+
+    /// The destination has these pages of block `block`, and no others.
+    pub(crate) fn received(&mut self, block: usize, received: &ReceivedPages) {
+        let unsent = &mut self.blocks[block].unsent;
+        unsent.clear_all();
+        let lacking: Vec<u64> = received.words().iter().map(|word| !word).collect();
+        // Bits after the last page are left out.
+        unsent.merge_words(0, &lacking);
+    }
+
+    /// Takes a request of the destination. Pages that were sent, or are requested already, cost nothing.
+    pub(crate) fn request(&mut self, block: usize, start: u64, length: u64) -> Result<(), BadRequest> {
+        let pages = &self.blocks[block];
+        let block_bytes = pages.unsent.pages() << PAGE_SHIFT;
+        if !(start | length).is_multiple_of(PAGE_SIZE as u64) {
+            return Err(BadRequest::Unaligned);
+        }
+        if length == 0 {
+            return Err(BadRequest::Empty);
+        }
+        if start.checked_add(length).is_none_or(|end| end > block_bytes) {
+            return Err(BadRequest::Outside { block_bytes });
+        }
+        let (first, end) = (start >> PAGE_SHIFT, (start + length) >> PAGE_SHIFT);
+        let mut at = first;
+        while let Some(run) = pages.unsent.next_run(at, end, u64::MAX) {
+            if pages.requested.set_range(run.first, run.count) > 0 {
+                match self.queue.len() < QUEUE {
+                    true => self.queue.push_back(PageRun { block, first: run.first, count: run.count }),
+                    false => {
+                        let here = (block, run.first);
+                        self.overflow = Some(self.overflow.map_or(here, |first| first.min(here)));
+                    }
+                }
+            }
+            at = run.end();
+        }
+        Ok(())
+    }
+
+    /// Whether requested pages wait.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.overflow.is_some() || !self.queue.is_empty()
+    }
+
+    /// Takes up to `most` requested pages: a run that is to be sent now.
+    pub(crate) fn take_requested(&mut self, most: u64) -> Option<PageRun> {
+        while let Some(mut wanted) = self.queue.pop_front() {
+            let Some(run) = self.blocks[wanted.block].take_requested(wanted.first, wanted.end(), most) else {
+                continue;
+            };
+            let run = PageRun { block: wanted.block, first: run.first, count: run.count };
+            if run.end() < wanted.end() {
+                wanted.count = wanted.end() - run.end();
+                wanted.first = run.end();
+                self.queue.push_front(wanted);
+            }
+            self.note_near(run);
+            return Some(run);
+        }
+        let (from, mut at) = self.overflow?;
+        for (block, pages) in self.blocks.iter().enumerate().skip(from) {
+            if let Some(run) = pages.take_requested(at, u64::MAX, most) {
+                self.overflow = Some((block, run.end()));
+                return Some(PageRun { block, first: run.first, count: run.count });
+            }
+            at = 0;
+        }
+        self.overflow = None;
+        None
+    }
+
+    /// Takes the pages that go out next when nothing is requested, all in one chunk.
+    pub(crate) fn take_background(&mut self) -> Option<PageRun> {
+        while let Some((block, chunk)) = self.near.front().copied() {
+            if let Some(run) = self.blocks[block].take_in(chunk) {
+                return Some(PageRun { block, first: run.first, count: run.count });
+            }
+            self.near.pop_front();
+        }
+        let (block, chunk) = *self.ahead(1).first()?;
+        let run = self.blocks[block].take_in(chunk)?;
+        Some(PageRun { block, first: run.first, count: run.count })
+    }
+
+    /// The next `count` chunks (block, number) of the background, as things stand. Moves the cursor to the first.
+    pub(crate) fn ahead(&mut self, count: usize) -> Vec<(usize, u64)> {
+        let mut found = Vec::with_capacity(count);
+        let (mut index, mut page) = self.cursor;
+        while found.len() < count {
+            let Some(block) = self.sequence.get(index).copied() else { break };
+            match self.blocks[block].unsent.next_run(page, u64::MAX, 1) {
+                Some(run) => {
+                    let chunk = run.first / CHUNK_PAGES;
+                    if found.is_empty() {
+                        self.cursor = (index, run.first);
+                    }
+                    found.push((block, chunk));
+                    page = (chunk + 1) * CHUNK_PAGES;
+                }
+                None => (index, page) = (index + 1, 0),
+            }
+        }
+        found
+    }
+
+    /// Pages of block `block`.
+    pub(crate) fn pages(&self, block: usize) -> u64 {
+        self.blocks[block].unsent.pages()
+    }
+
+    /// Pages that were not taken yet.
+    pub(crate) fn unsent_pages(&self) -> u64 {
+        self.blocks.iter().map(|pages| pages.unsent.count()).sum()
+    }
+
+    /// After a request, a guest often touches the pages beside it.
+    fn note_near(&mut self, run: PageRun) {
+        let chunk = (run.block, run.first / CHUNK_PAGES);
+        if self.near.contains(&chunk) {
+            return;
+        }
+        if self.near.len() == NEIGHBOURHOODS {
+            self.near.pop_front();
+        }
+        self.near.push_back(chunk);
+    }
+}
+
+impl Pages {
+    fn take_requested(&self, first: u64, end: u64, most: u64) -> Option<sterna_ram::Run> {
+        let mut at = first;
+        loop {
+            // What was sent in the background is not requested any more.
+            let run = self.requested.take_run(at, end, most)?;
+            if let Some(taken) = self.unsent.take_run(run.first, run.end(), most) {
+                let left = run.end().saturating_sub(taken.end());
+                self.requested.set_range(taken.end(), left);
+                return Some(taken);
+            }
+            at = run.end();
+        }
+    }
+
+    fn take_in(&self, chunk: u64) -> Option<sterna_ram::Run> {
+        let first = chunk * CHUNK_PAGES;
+        let run = self.unsent.take_run(first, first + CHUNK_PAGES, CHUNK_PAGES)?;
+        self.requested.clear_range(run.first, run.count);
+        Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! A way between `sterna serve` and a QEMU that breaks when it is told to, or after so many bytes.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Hands connections on to the socket at `to`.
+pub struct Cut {
+    shared: Arc<Shared>,
+    address: String,
+}
+
+struct Shared {
+    to: PathBuf,
+    /// Bytes towards the QEMU that may still pass.
+    left: Mutex<u64>,
+    /// When none are left, everything stands still, where it would otherwise break.
+    stalls: AtomicBool,
+    is_used_up: AtomicBool,
+    open: Mutex<Vec<UnixStream>>,
+}
+
+impl Cut {
+    /// Listens at `at`; `bytes` may pass.
+    pub fn new(at: &Path, to: &str, bytes: u64, stalls: bool) -> std::io::Result<Self> {
+        let listener = UnixListener::bind(at)?;
+        let shared = Arc::new(Shared {
+            to: to.trim_start_matches("unix:").into(),
+            left: Mutex::new(bytes),
+            stalls: AtomicBool::new(stalls),
+            is_used_up: AtomicBool::new(false),
+            open: Mutex::default(),
+        });
+        let ours = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                ours.connect(client);
+            }
+        });
+        Ok(Self { shared, address: format!("unix:{}", at.display()) })
+    }
+
+    /// Where to dial.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Waits until the bytes have passed.
+    pub fn wait(&self) {
+        while !self.shared.is_used_up.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// From now on so many bytes may pass; then it breaks.
+    pub fn allow(&self, bytes: u64) {
+        let mut left = self.shared.left.lock().unwrap();
+        self.shared.is_used_up.store(false, Ordering::Release);
+        self.shared.stalls.store(false, Ordering::Release);
+        *left = bytes;
+    }
+}
+
+impl Shared {
+    fn connect(self: &Arc<Self>, client: UnixStream) {
+        // Nobody listens there now: the client's connection is closed, too.
+        let Ok(server) = UnixStream::connect(&self.to) else { return };
+        let mut open = self.open.lock().unwrap();
+        let pump = |from: &UnixStream, to: &UnixStream, is_counted: bool| {
+            let (from, to, shared) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::clone(self));
+            std::thread::spawn(move || shared.pump(from, to, is_counted));
+        };
+        pump(&client, &server, true);
+        pump(&server, &client, false);
+        open.extend([client, server]);
+    }
+
+    fn pump(&self, mut from: UnixStream, mut to: UnixStream, is_counted: bool) {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            if is_counted && !self.pass(count as u64) {
+                break;
+            }
+            if to.write_all(&buffer[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+
+    /// Whether that many bytes may pass.
+    fn pass(&self, count: u64) -> bool {
+        loop {
+            let mut left = self.left.lock().unwrap();
+            if *left >= count {
+                *left -= count;
+                return true;
+            }
+            if !self.stalls.load(Ordering::Acquire) {
+                for stream in self.open.lock().unwrap().drain(..) {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                self.is_used_up.store(true, Ordering::Release);
+                return false;
+            }
+            self.is_used_up.store(true, Ordering::Release);
+            drop(left);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `sterna restore --lazy`: into a QEMU that it starts, or that waits; with a break, and given up half-way.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sterna_interop::{Failure, Qemu, Root, sterna, ticks};
+
+use super::{NOTICED, builder, has_every_page_of, recover, report, saved, serve, still};
+
+#[test]
+fn lazy_restore_with_a_command_line_starts_it_and_its_guest_goes_on() -> Result<(), Failure> {
+    let test = "lazy_restore_with_a_command_line_starts_it_and_its_guest_goes_on";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let builder = builder(&root);
+    let (source, image) = saved(&builder)?;
+    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let qemu = builder.command_in(directory.path())?;
+    let mut command = sterna();
+    command
+        .arg("restore")
+        .arg(&image)
+        .args(["--lazy", "--json", "--"])
+        .arg(qemu.get_program())
+        .args(qemu.get_args());
+    command.envs(qemu.get_envs().filter_map(|(name, value)| Some((name, value?))));
+
+    let output = command.output().map_err(|error| error.to_string())?;
+
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    let _started = Started::of(&told);
+    assert_eq!(
+        (&told["lazy"], &told["preempt"], &told["is_running"]),
+        (&json!(true), &json!(true), &json!(true))
+    );
+    assert!(told["time_until_guest"].as_f64() <= told["total_time"].as_f64(), "{told}");
+    let serial = directory.path().join("serial");
+    let said = || std::fs::read_to_string(&serial).unwrap_or_default();
+    let begin = Instant::now();
+    while said().matches("checksum OK").count() < 2 {
+        assert!(begin.elapsed() < NOTICED, "the guest says only: {}", said());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    ticks::unbroken_serials(&[&source.serial(), &said()]).map(drop)
+}
+
+#[test]
+fn lazy_restore_survives_a_break_and_puts_settings_back() -> Result<(), Failure> {
+    let test = "lazy_restore_survives_a_break_and_puts_settings_back";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let (builder, _source, image) = still(&root, 256)?;
+    let mut target = builder.incoming_defer().spawn()?;
+    let before = target.capabilities_on()?;
+
+    let restoring = restore(&image, &target)?;
+    interrupt(&mut target)?;
+    let told = report(restoring)?;
+
+    assert_eq!(told["recoveries"], 1, "{told}");
+    assert_eq!(target.capabilities_on()?, before);
+    has_every_page_of(&mut target, &image)
+}
+
+#[test]
+fn lazy_restore_that_is_given_up_leaves_the_guest_paused_for_another_server() -> Result<(), Failure> {
+    let test = "lazy_restore_that_is_given_up_leaves_the_guest_paused_for_another_server";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let (builder, _source, image) = still(&root, 256)?;
+    let mut target = builder.incoming_defer().spawn()?;
+    let restoring = restore(&image, &target)?;
+    wait_for_postcopy(&mut target)?;
+
+    for _ in 0..2 {
+        let id = restoring.id().to_string();
+        Command::new("kill").args(["-INT", &id]).status().map_err(|error| error.to_string())?;
+    }
+    let output = restoring.wait_with_output().map_err(|error| error.to_string())?;
+    let address = format!("unix:{}/again", target.directory().display());
+    recover(&mut target, &address)?;
+    let report = report(serve(&image, &[&address, "--preempt", "--recover"])?)?;
+
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("stays paused") && said.contains("--recover --preempt"), "{said}");
+    assert_eq!(report["guests"][0]["completed"], true, "{report}");
+    has_every_page_of(&mut target, &image)
+}
+
+fn restore(image: &Path, target: &Qemu) -> Result<Child, Failure> {
+    let mut command = sterna();
+    command.arg("restore").arg(image).arg(target.operator_socket()).args(["--lazy", "--json"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().map_err(|error| format!("sterna: {error}"))
+}
+
+fn wait_for_postcopy(target: &mut Qemu) -> Result<(), Failure> {
+    let begin = Instant::now();
+    while target.execute("query-migrate", Value::Null)?["status"] != "postcopy-active" {
+        assert!(begin.elapsed() < NOTICED, "postcopy does not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Breaks the connection at QEMU's end, in the midst of the pages.
+fn interrupt(target: &mut Qemu) -> Result<(), Failure> {
+    wait_for_postcopy(target)?;
+    target.execute("migrate-pause", Value::Null).map(drop)
+}
+
+/// A VM that `sterna restore` has started and left running.
+struct Started {
+    process: u64,
+    monitor: PathBuf,
+}
+
+impl Started {
+    fn of(told: &Value) -> Self {
+        let monitor = told["monitor"].as_str().unwrap_or_default().into();
+        Self { process: told["process"].as_u64().expect("its process"), monitor }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // All of this fails if it has ended, which is what it is for.
+        let _ = Command::new("kill").args(["-9", &self.process.to_string()]).status();
+        if let Some(place) = self.monitor.parent() {
+            let _ = std::fs::remove_dir_all(place);
+        }
+    }
+}
