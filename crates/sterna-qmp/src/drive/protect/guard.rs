@@ -285,8 +285,10 @@ impl PrimaryGuest for Guard {
 
     fn close_channels(&self) {
         // Later troubles are of what comes then.
-        let trouble = self.contact.get().and_then(|contact| contact.state().trouble);
-        let why = trouble.unwrap_or_else(|| "the standby did not answer for as long as the lease".to_owned());
+        let trouble = || self.contact.get().and_then(|contact| contact.state().trouble);
+        // A relay that ends closes the connections of the standby, which ends the contact.
+        let why = self.relay.get().and_then(Relay::ended_because).or_else(trouble);
+        let why = why.unwrap_or_else(|| "the standby did not answer for as long as the lease".to_owned());
         self.lost_because.get_or_init(|| why);
         if let Some(relay) = self.relay.get() {
             relay.close();

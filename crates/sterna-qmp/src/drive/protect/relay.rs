@@ -95,6 +95,8 @@ struct State {
     has_main: bool,
     is_qemu_closed: bool,
     is_closed: bool,
+    /// Why it was closed here. Whatever else ends with the connections follows from that.
+    ended_because: Option<String>,
 }
 
 impl Relay {
@@ -134,6 +136,11 @@ impl Relay {
     /// Bytes that were handed to the standby.
     pub(super) fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::Relaxed)
+    }
+
+    /// What it has ended for by itself, if it has.
+    pub(super) fn ended_because(&self) -> Option<String> {
+        self.shared.state.lock().ended_because.clone()
     }
 
     /// How long the standby has taken nothing of what there is for it.
@@ -344,10 +351,12 @@ impl Shared {
     /// The first end counts; an end that was wanted is none.
     fn over(&self, ended: Ended) {
         {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             if state.is_closed || state.is_qemu_closed {
                 return;
             }
+            // Before anybody can see an end.
+            state.ended_because.get_or_insert_with(|| ended.why.clone());
         }
         self.close();
         if let Some(steps) = self.steps.upgrade() {

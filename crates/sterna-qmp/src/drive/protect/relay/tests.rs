@@ -183,6 +183,8 @@ fn last_piece_of_a_checkpoint_waits_until_qemu_has_answered_about_its_disks() {
         } else {
             lab.standby.read_to_end(&mut rest).unwrap();
             assert!(!rest.ends_with(b"LAST"), "what the standby must not have");
+            let known = lab.relay.ended_because();
+            assert_eq!(known.as_deref(), Some("a disk lacks its child"), "whoever sees the end can say why");
             assert_eq!(lab.step(), "ended, false: a disk lacks its child");
         }
     }
