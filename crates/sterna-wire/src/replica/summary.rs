@@ -1,5 +1,6 @@
 //! What a checkpoint has brought, as its primary says it (`specs/replica.md §7`).
 
+use std::fmt;
 use std::sync::LazyLock;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -78,6 +79,16 @@ pub struct SummaryDifference {
     pub found: u64,
 }
 
+impl fmt::Display for SummaryDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, said, found } = self;
+        match field.starts_with("digest") {
+            true => write!(f, "its {field} is {found:016x}, and its primary says {said:016x}"),
+            false => write!(f, "its {field} is {found}, and its primary says {said}"),
+        }
+    }
+}
+
 impl CheckpointSummary {
     /// Name of the section in a checkpoint.
     pub const SECTION_NAME: &str = "sterna/checkpoint";
@@ -100,8 +111,8 @@ impl CheckpointSummary {
         let fields = |of: &Self| {
             [
                 ("number", of.number),
-                ("normal pages", of.pages.normal_pages),
-                ("zero pages", of.pages.zero_pages),
+                ("count of normal pages", of.pages.normal_pages),
+                ("count of zero pages", of.pages.zero_pages),
                 ("digest of the pages", of.pages.digest),
                 ("digest of the sections", of.sections),
             ]

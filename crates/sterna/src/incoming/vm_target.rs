@@ -8,7 +8,7 @@ use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::BlockTable;
-use sterna_wire::replica::Output;
+use sterna_wire::replica::{CheckpointSummary, Output};
 
 use super::sections::{Sections, all_came};
 use super::target::{Layout, RamStart, RamStarted, Section, Target};
@@ -151,8 +151,8 @@ impl Target for VmTarget {
             self.loaded.lock().run = Some(state.wants_to_run());
             return Ok(());
         }
-        if name == Output::SECTION_NAME {
-            // In an image of a checkpoint: what was said then is of the past.
+        if [Output::SECTION_NAME, CheckpointSummary::SECTION_NAME].contains(&name) {
+            // In an image of a checkpoint: what was said then is of the past, and how its pages came, too.
             return Ok(());
         }
         let Some(device) = self.sections.find(name, instance) else {
