@@ -7,6 +7,7 @@ use sterna_ram::{DirtyError, GuestRam, PoisonedPage, RamError, RamFault};
 use sterna_transport::rdma::RdmaError;
 use sterna_transport::{StreamError, TlsFault, TransportError};
 use sterna_wire::WireError;
+use sterna_wire::replica::SummaryDifference;
 
 use crate::order::RearmError;
 use crate::rdma::StreamFailure;
@@ -114,6 +115,17 @@ pub enum MigrationError {
         /// The limit.
         limit_bytes: u64,
     },
+    /// A checkpoint did not come as its primary has sent it.
+    #[error(
+        "checkpoint {number}: {difference} (specs/replica.md §7). It changed on the way or a side has a bug; it was dropped, and the \
+         one before it is held. Look for errors of memory and network on both hosts, then protect the guest anew"
+    )]
+    CheckpointDiffers {
+        /// The checkpoint.
+        number: u64,
+        /// In what.
+        difference: SummaryDifference,
+    },
     /// What a protected guest wrote to a disk in one epoch does not fit this standby's buffer.
     #[error(
         "the guest wrote more to its disk {disk} between two checkpoints than the buffer's limit of {limit_bytes} bytes; the \
@@ -170,7 +182,9 @@ impl MigrationError {
         match self {
             Self::Wire { error, .. } => Some(error.fault),
             Self::Kept { why, .. } => why.fault(),
-            Self::PeerMisbehaved { .. } | Self::Limit { .. } => Some(Fault::PeerMisbehaved),
+            Self::PeerMisbehaved { .. } | Self::Limit { .. } | Self::CheckpointDiffers { .. } => {
+                Some(Fault::PeerMisbehaved)
+            }
             Self::PeerIncompatible { .. } => Some(Fault::PeerIncompatible),
             Self::Vm(_)
             | Self::Panicked { .. }

@@ -1,9 +1,12 @@
 //! What primary and standby of a protected guest say beside its state.
 
 use sterna_wire::extension::MigrationSecret;
-use sterna_wire::replica::{ArbiterIdentity, ArbiterStore, Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{
+    ArbiterIdentity, ArbiterStore, CheckpointSummary, Hello, Message, Role, Session, Terms, Welcome,
+};
 
-/// Takes one input: a greeting as it came, or messages of a session, whose MACs are put right before they are read.
+/// Takes one input: a greeting as it came, the summary of a checkpoint, or messages of a session, whose MACs
+/// are put right before they are read.
 pub fn target(data: &[u8]) {
     let mut again = Vec::new();
     if let Ok(Some((hello, used))) = Hello::decode(data) {
@@ -15,6 +18,10 @@ pub fn target(data: &[u8]) {
     if let Ok(Some((welcome, used))) = Welcome::decode(data) {
         welcome.encode(&mut again);
         assert_eq!(again, data[..used]);
+    }
+    if let Ok(summary) = CheckpointSummary::decode(data) {
+        assert_eq!(summary.encode(), data);
+        assert_eq!(summary.difference(&summary), None);
     }
     for reader in [Role::Primary, Role::Standby] {
         arbiter(data, reader);

@@ -1,5 +1,5 @@
 //! Checkpoints as a whole standby takes them, over a socket: what a COLO primary says behind its seeding. The first byte chooses the size
-//! of pieces.
+//! of pieces, and whether checkpoints end with summaries.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -15,11 +15,14 @@ use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_section_part,
 };
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::replica::{CheckpointSummary, PageSums};
 use sterna_wire::{PAGE_SIZE, WireError, vmdesc};
 
 const BLOCK: &str = "m0";
 const PAGES: usize = 16;
 const RAM: u32 = 1;
+/// From this on the first byte says that checkpoints end with summaries.
+const SUMMARIES: u8 = 0x80;
 /// A checkpoint may be too large for it.
 const JOURNAL: u64 = 128 << 10;
 /// Longer than any input takes, however busy the machine is.
@@ -28,13 +31,19 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Takes one input: whatever came, the last checkpoint that came whole can be taken over, and it is the same however its bytes arrived.
 pub fn target(data: &[u8]) {
     let [piece, stream @ ..] = data else { return };
-    let whole = follow(stream, stream.len().max(1));
-    let pieces = follow(stream, 7 * usize::from(*piece) + 1);
+    let has_summaries = *piece >= SUMMARIES;
+    let whole = follow(stream, stream.len().max(1), has_summaries);
+    let pieces = follow(stream, 7 * usize::from(*piece % SUMMARIES) + 1, has_summaries);
     assert_eq!(whole.number, pieces.number, "how the bytes arrive must not matter");
     assert!(whole == pieces, "checkpoint {} differs by how its bytes arrived", whole.number);
     if whole.number == 0 {
         let seeded = (0..PAGES).flat_map(|page| [page as u8; PAGE_SIZE]).collect::<Vec<_>>();
         assert!(whole.ram == seeded, "nothing of a checkpoint that is not held reaches RAM");
+    }
+    if has_summaries {
+        let held = whole.devices.iter().find(|device| device.name == CheckpointSummary::SECTION_NAME);
+        let summary = CheckpointSummary::decode(&held.expect("its section").body[4..]).expect("a sound one");
+        assert_eq!(summary.number, whole.number, "a summary of another checkpoint");
     }
 }
 
@@ -46,7 +55,7 @@ struct Held {
     devices: Vec<HeldDevice>,
 }
 
-fn follow(stream: &[u8], piece: usize) -> Held {
+fn follow(stream: &[u8], piece: usize, has_summaries: bool) -> Held {
     let at = Address::Tcp { host: "127.0.0.1".into(), port: 0 };
     let options =
         StandbyOptions { insecure: true, journal_limit_bytes: JOURNAL, ..StandbyOptions::default() };
@@ -55,7 +64,7 @@ fn follow(stream: &[u8], piece: usize) -> Held {
     let Address::Tcp { port, .. } = standby.address() else { unreachable!("it listens at TCP") };
     let mut wire = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     wire.set_read_timeout(Some(PATIENCE)).expect("a limit");
-    wire.write_all(&seeding().expect("a sound seeding")).expect("a standby that listens");
+    wire.write_all(&seeding(has_summaries).expect("a sound seeding")).expect("a standby that listens");
     // PONG, SHUT 0, READY.
     wire.read_exact(&mut [0; 20]).expect("a guest that was taken");
     // A standby that has refused something closes.
@@ -97,8 +106,10 @@ impl Survivor for Taken {
 }
 
 /// A machine with one block, whose pages are filled with their numbers, and two devices.
-fn seeding() -> Result<Vec<u8>, WireError> {
+fn seeding(has_summaries: bool) -> Result<Vec<u8>, WireError> {
     let mut out = Vec::new();
+    let mut devices = devices(1).to_vec();
+    devices.extend(has_summaries.then(|| summary(&CheckpointSummary::default())));
     FileHeader.encode(&mut out);
     Configuration { machine_type: "none".into(), ..Configuration::default() }.encode(&mut out)?;
     Command::OpenReturnPath.encode(&mut out)?;
@@ -109,11 +120,11 @@ fn seeding() -> Result<Vec<u8>, WireError> {
     encode_footer(RAM, &mut out);
     let pages: Vec<_> = (0..PAGES).map(|page| (page, page as u8)).collect();
     ram(&pages, &mut out)?;
-    for (id, name, body) in devices(1) {
-        section(id, name, &body, &mut out)?;
+    for (id, name, body) in &devices {
+        section(*id, name, body, &mut out)?;
     }
     encode_end(&mut out);
-    let listed: Vec<_> = devices(1)
+    let listed: Vec<_> = devices
         .into_iter()
         .map(|(_, name, body)| {
             let fields = vec![vmdesc::Field::new("data", "buffer", body.len() as u64)];
@@ -144,6 +155,11 @@ fn devices(state: u8) -> [(u32, &'static str, Vec<u8>); 2] {
     [(0, "timer", vec![state; 24]), (3, "globalstate", global)]
 }
 
+fn summary(summary: &CheckpointSummary) -> (u32, &'static str, Vec<u8>) {
+    let body = [&(CheckpointSummary::BODY_BYTES as u32).to_be_bytes()[..], &summary.encode()].concat();
+    (4, CheckpointSummary::SECTION_NAME, body)
+}
+
 fn section(id: u32, name: &str, body: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
     SectionHeader { id, name, instance: 0, version: 1 }.encode_full(out)?;
     out.extend_from_slice(body);
@@ -151,29 +167,45 @@ fn section(id: u32, name: &str, body: &[u8], out: &mut Vec<u8>) -> Result<(), Wi
     Ok(())
 }
 
-/// First inputs: no checkpoint, one, and three of which the last is cut off.
+/// First inputs: no checkpoint, one, and three of which the last is cut off; the latter two with summaries, too.
 ///
 /// # Errors
 /// None: they are sound.
 pub fn seeds() -> Result<Vec<(&'static str, Vec<u8>)>, WireError> {
+    let mut seeds = vec![("none", vec![90])];
+    seeds.extend(seeds_of(["one", "three"], false)?);
+    seeds.extend(seeds_of(["one-summary", "three-summaries"], true)?);
+    Ok(seeds)
+}
+
+fn seeds_of(
+    [one, three]: [&'static str; 2],
+    has_summaries: bool,
+) -> Result<Vec<(&'static str, Vec<u8>)>, WireError> {
     use sterna_wire::colo::Message;
-    let mut all = vec![90];
-    let mut seeds = vec![("none", all.clone())];
+    let (mut all, mut seeds) = (vec![if has_summaries { SUMMARIES + 90 } else { 90 }], Vec::new());
     for number in 1..=3u8 {
         Message::CheckpointRequest.encode(&mut all)?;
         Message::VmstateSend.encode(&mut all)?;
-        ram(&[(usize::from(number), 0x40 + number), (9, number)], &mut all)?;
+        let pages = [(usize::from(number), 0x40 + number), (9, number)];
+        ram(&pages, &mut all)?;
         all.push(0);
         let mut blob = Vec::new();
         for (id, name, body) in devices(number) {
+            section(id, name, &body, &mut blob)?;
+        }
+        if has_summaries {
+            let mut sums = PageSums::default();
+            pages.iter().for_each(|&(page, fill)| sums.page(0, page as u64, &[fill; PAGE_SIZE]));
+            let (id, name, body) = summary(&CheckpointSummary::of(number.into(), sums, &blob));
             section(id, name, &body, &mut blob)?;
         }
         blob.push(0);
         Message::VmstateSize { bytes: blob.len() as u64 }.encode(&mut all)?;
         all.extend_from_slice(&blob);
         match number {
-            1 => seeds.push(("one", all.clone())),
-            3 => seeds.push(("three", all[..all.len() - 9].to_vec())),
+            1 => seeds.push((one, all.clone())),
+            3 => seeds.push((three, all[..all.len() - 9].to_vec())),
             _ => {}
         }
     }
@@ -188,8 +220,8 @@ mod tests {
     fn seeds_bring_the_checkpoints_that_they_name() {
         for (name, input) in seeds().unwrap() {
             target(&input);
-            let held = follow(&input[1..], 1000);
-            let expected = ["none", "one", "three"].iter().position(|known| *known == name).unwrap();
+            let held = follow(&input[1..], 1000, input[0] >= SUMMARIES);
+            let expected = ["none", "one", "three"].iter().position(|known| name.starts_with(known)).unwrap();
             assert_eq!(held.number, expected as u64, "{name}");
         }
     }

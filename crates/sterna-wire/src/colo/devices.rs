@@ -11,7 +11,7 @@ use std::ops::Range;
 use crate::error::WireError;
 use crate::limits::SECTIONS;
 use crate::main::{full_section, sections};
-use crate::replica::{EpochSection, Output};
+use crate::replica::{CheckpointSummary, EpochSection, Output};
 use crate::vmdesc;
 
 const MESSAGE: &str = "device state of a checkpoint";
@@ -230,9 +230,10 @@ impl DeviceList {
     }
 }
 
-/// Sections of a Sterna primary's that hold what its guest said or wrote.
+/// Sections of a Sterna primary's whose bytes may be any: what its guest said or wrote, and a digest.
 fn is_framed(name: &str) -> bool {
-    name == Output::SECTION_NAME || EpochSection::device_of(name).is_some()
+    [Output::SECTION_NAME, CheckpointSummary::SECTION_NAME].contains(&name)
+        || EpochSection::device_of(name).is_some()
 }
 
 fn bad(at: usize, rule: impl Into<String>) -> WireError {

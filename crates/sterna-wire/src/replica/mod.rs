@@ -1,20 +1,22 @@
 //! What primary and standby of a protected guest say to each other beside the guest's state (`specs/replica.md`).
 //!
 //! It has a connection of its own, so a heartbeat never waits for pages. [`Hello`] opens it, [`Welcome`] answers, each side says
-//! which arbiter it asks ([`ArbiterIdentity`]), and then each side sends [`Message`]s through its [`Session`], which authenticates every one. [`Output`] and [`EpochSection`] are sections of a Sterna's
-//! checkpoints.
+//! which arbiter it asks ([`ArbiterIdentity`]), and then each side sends [`Message`]s through its [`Session`], which authenticates every one. [`Output`], [`EpochSection`] and
+//! [`CheckpointSummary`] are sections of a Sterna's checkpoints.
 
 mod arbiter;
 mod epoch_section;
 mod hello;
 mod output;
 mod session;
+mod summary;
 
 pub use arbiter::{ArbiterIdentity, ArbiterStore};
 pub use epoch_section::EpochSection;
 pub use hello::{Hello, Terms, Welcome};
 pub use output::Output;
 pub use session::{Message, Role, Session};
+pub use summary::{CheckpointSummary, PageSums, SummaryDifference};
 
 const SPEC: &str = "specs/replica.md";
 const MAGIC: u32 = 0x5354_4e52;

@@ -8,7 +8,7 @@ use sterna_wire::main::{
     encode_footer, encode_section_part,
 };
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
-use sterna_wire::replica::EpochSection;
+use sterna_wire::replica::{CheckpointSummary, EpochSection, PageSums};
 use sterna_wire::{Fault, PAGE_SIZE, vmdesc};
 
 /// A seeding of one block up to its devices, and a writer that goes on behind it.
@@ -249,6 +249,25 @@ fn what_a_guest_writes_to_its_disk_never_passes_for_a_section() {
         assert!(error.to_string().contains("\"virtio/0/epoch\" instance 0 does not end where"), "{error}");
     }
     assert!(known.check(&with(&[0; 3])).is_err());
+}
+
+#[test]
+fn summary_is_found_whatever_its_digests_are() {
+    let summary =
+        KnownDevice { id: 7, name: CheckpointSummary::SECTION_NAME.into(), instance: 0, ..device(1, 44) };
+    let mut known = DeviceList::new();
+    known.push(device(0, 4)).unwrap();
+    known.push(summary.clone()).unwrap();
+    // The section's own footer, and the end behind it.
+    let pages = PageSums { digest: 0x7e00_0000_0700_0000, ..PageSums::default() };
+    let said = CheckpointSummary { number: 3, pages, sections: 0 };
+    let body = [&40_u32.to_be_bytes()[..], &said.encode()].concat();
+    let bytes = [&full(&device(0, 4), &[9; 4])[..], &full(&summary, &body), &[0]].concat();
+
+    let found = known.check(&bytes).unwrap();
+
+    assert_eq!(bytes[found.sections[1].1.clone()], body[..]);
+    assert_eq!(found.sections[1].0.end, bytes.len() - 1);
 }
 
 #[test]

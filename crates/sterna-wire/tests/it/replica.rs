@@ -2,8 +2,11 @@
 
 use crate::common::hex;
 use sterna_wire::Fault;
+use sterna_wire::PAGE_SIZE;
 use sterna_wire::extension::{ChannelBinding, MigrationSecret};
-use sterna_wire::replica::{ArbiterIdentity, ArbiterStore, Hello, Message, Role, Session, Terms, Welcome};
+use sterna_wire::replica::{
+    ArbiterIdentity, ArbiterStore, CheckpointSummary, Hello, Message, PageSums, Role, Session, Terms, Welcome,
+};
 
 const BINDING: ChannelBinding = Some([0x33; 32]);
 const TERMS: Terms = Terms {
@@ -242,4 +245,79 @@ fn greeting_of_another_version_or_with_unknown_flags_says_so() {
     assert!(read(7, 1).to_string().contains("run the same Sterna on both sides"));
     assert!(read(31, 0).to_string().contains("at least 1"));
     assert!(read(35, 4).to_string().contains("only 1 and 2 are known"));
+}
+
+fn summary() -> CheckpointSummary {
+    let mut pages = PageSums::default();
+    pages.page(0, 7, &[0x55; PAGE_SIZE]);
+    pages.page(1, 7, &std::array::from_fn::<u8, PAGE_SIZE, _>(|at| (at * 7 % 251) as u8));
+    pages.zeros(1, 8, 3);
+    CheckpointSummary::of(9, pages, b"sections")
+}
+
+#[test]
+fn summary_of_a_checkpoint_has_the_bytes_of_the_specification_and_no_other_length() {
+    let body = summary().encode();
+    // Computed with another implementation of XXH3.
+    assert_eq!(
+        hex(&body),
+        "000000000000000900000000000000020000000000000003b4d637cce4dd2b0939db2078b7e877e6"
+    );
+    assert_eq!(body.len(), CheckpointSummary::BODY_BYTES);
+    assert_eq!(CheckpointSummary::decode(&body), Ok(summary()));
+    for length in 0..body.len() {
+        let error = CheckpointSummary::decode(&body[..length]).unwrap_err();
+        assert!(error.to_string().contains(&format!("it has {length} bytes, not 40")), "{error}");
+        assert_eq!(error.fault, Fault::PeerMisbehaved);
+    }
+    assert!(CheckpointSummary::decode(&[&body[..], &[0]].concat()).is_err());
+}
+
+#[test]
+fn digest_of_pages_depends_on_content_and_place_and_not_on_their_order_or_how_they_came() {
+    let (a, b) = ([0x55; PAGE_SIZE], [0xaa; PAGE_SIZE]);
+    let of = |pages: &[(usize, u64, &[u8])]| {
+        let mut sums = PageSums::default();
+        pages.iter().for_each(|(block, page, content)| sums.page(*block, *page, content));
+        sums
+    };
+    let whole = of(&[(0, 1, &a), (0, 2, &b), (1, 1, &a)]);
+    let mut lanes = of(&[(1, 1, &a)]);
+    lanes.add(&of(&[(0, 2, &b), (0, 1, &a)]));
+    assert_eq!(lanes, whole);
+    let mut changed = a;
+    changed[PAGE_SIZE - 1] ^= 1;
+    let others: [&[(usize, u64, &[u8])]; 6] = [
+        &[(0, 1, &changed), (0, 2, &b), (1, 1, &a)],
+        // Two pages have each other's content, or blocks, or numbers.
+        &[(0, 1, &b), (0, 2, &a), (1, 1, &a)],
+        &[(1, 1, &a), (1, 2, &b), (0, 1, &a)],
+        &[(0, 2, &a), (0, 1, &b), (1, 1, &a)],
+        &[(0, 1, &a), (0, 2, &b), (2, 1, &a)],
+        &[(0, 1, &a), (0, 2, &b), (0, 2, &b)],
+    ];
+    for other in others {
+        let other = of(other);
+        assert_eq!(other.normal_pages, 3);
+        assert_ne!(other.digest, whole.digest);
+    }
+    let mut zeros = PageSums::default();
+    zeros.zeros(0, 3, 2);
+    let sent_whole = of(&[(0, 3, &[0; PAGE_SIZE]), (0, 4, &[0; PAGE_SIZE])]);
+    assert_eq!(zeros.digest, sent_whole.digest);
+    assert_ne!(zeros, sent_whole, "they are counted by how they came");
+}
+
+#[test]
+fn first_field_of_a_summary_that_differs_is_named() {
+    let said = summary();
+    assert_eq!(said.difference(&said), None);
+    let fields = ["number", "normal pages", "zero pages", "digest of the pages", "digest of the sections"];
+    for (at, field) in fields.into_iter().enumerate() {
+        let mut body = said.encode();
+        body[at * 8 + 7] ^= 1;
+        let found = CheckpointSummary::decode(&body).unwrap();
+        let differs = said.difference(&found).expect("one differs");
+        assert_eq!((differs.field, differs.said ^ 1), (field, differs.found));
+    }
 }

@@ -6,7 +6,7 @@ use sterna_wire::extension::{COMPATIBILITY_SECTION, Handover};
 use sterna_wire::global_state;
 use sterna_wire::main::{BodyKind, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::DeviceChunk;
-use sterna_wire::replica::Output;
+use sterna_wire::replica::{CheckpointSummary, Output};
 
 use crate::error::MigrationError;
 use crate::streams::{self, MOST_CHUNK_BYTES};
@@ -40,7 +40,11 @@ impl Sections {
     pub(super) fn most_bytes(&self) -> u64 {
         let bodies: usize =
             self.devices.iter().chain(&self.compatibility).map(|device| device.body_limit()).sum();
-        (bodies + Handover::BODY_BYTES + global_state::BODY_BYTES + Output::MOST_BYTES) as u64
+        (bodies
+            + Handover::BODY_BYTES
+            + global_state::BODY_BYTES
+            + Output::MOST_BYTES
+            + CheckpointSummary::BODY_BYTES) as u64
     }
 }
 
@@ -64,6 +68,9 @@ impl SectionKnowledge for Sections {
         }
         if name == Output::SECTION_NAME {
             return BodyKind::LengthPrefixed { most: Output::MOST_BYTES };
+        }
+        if name == CheckpointSummary::SECTION_NAME {
+            return BodyKind::LengthPrefixed { most: CheckpointSummary::BODY_BYTES };
         }
         match self.find(name, instance) {
             None => BodyKind::Refuse(format!(

@@ -9,7 +9,7 @@ use sterna_wire::extension::{COMPATIBILITY_SECTION, HandedOver};
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{Configuration, Expectations, SectionKind, SectionKnowledge};
 use sterna_wire::multifd::BlockTable;
-use sterna_wire::replica::Output;
+use sterna_wire::replica::{CheckpointSummary, Output};
 
 use super::memory::handed::{self, Taken};
 use super::sections::{Sections, all_came};
@@ -186,8 +186,8 @@ impl Target for VmTarget {
             self.loaded.lock().run = Some(state.wants_to_run());
             return Ok(());
         }
-        if name == Output::SECTION_NAME {
-            // In an image of a checkpoint: what was said then is of the past.
+        if [Output::SECTION_NAME, CheckpointSummary::SECTION_NAME].contains(&name) {
+            // In an image of a checkpoint: what was said then is of the past, and how its pages came, too.
             return Ok(());
         }
         let Some(device) = self.sections.find(name, instance) else {

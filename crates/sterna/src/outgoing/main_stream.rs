@@ -9,7 +9,7 @@ use sterna_wire::main::{
     encode_section_part,
 };
 use sterna_wire::ram::RamRecordWriter;
-use sterna_wire::replica::Output;
+use sterna_wire::replica::{CheckpointSummary, Output, PageSums};
 use sterna_wire::vmdesc;
 
 use super::measure::Counters;
@@ -58,18 +58,40 @@ pub(super) struct DeviceCollector {
 }
 
 impl DeviceCollector {
-    /// What `write` writes, and EOF.
+    /// What `write` writes.
     pub(super) fn collect(
         &mut self,
         write: impl FnOnce(&mut MainStream) -> Result<(), MigrationError>,
-    ) -> Result<Vec<u8>, MigrationError> {
+    ) -> Result<CollectedDevices, MigrationError> {
         self.stream.next_section = self.first;
         let written = write(&mut self.stream);
         self.stream.described.clear();
-        let mut bytes = std::mem::take(&mut *self.collected.0.lock());
+        let sections = std::mem::take(&mut *self.collected.0.lock());
         written?;
-        encode_end(&mut bytes);
-        Ok(bytes)
+        Ok(CollectedDevices { sections, next_section: self.stream.next_section })
+    }
+}
+
+/// The devices of a checkpoint, without its end.
+pub(super) struct CollectedDevices {
+    /// All sections but the last.
+    pub(super) sections: Vec<u8>,
+    next_section: u32,
+}
+
+impl CollectedDevices {
+    /// What follows the sections once the checkpoint's pages are sent: the summary, and EOF.
+    pub(super) fn end(&self, number: u64, pages: PageSums) -> Result<Vec<u8>, MigrationError> {
+        let body = CheckpointSummary::of(number, pages, &self.sections).encode();
+        let (name, id) = (CheckpointSummary::SECTION_NAME, self.next_section);
+        let (instance, version) = (CheckpointSummary::SECTION_INSTANCE, CheckpointSummary::SECTION_VERSION);
+        let mut end = Vec::new();
+        let header = SectionHeader { id, name, instance, version }.encode_full(&mut end);
+        let framed = header.and_then(|()| encode_length_prefixed(&body, &mut end));
+        framed.map_err(MigrationError::wire(CHANNEL))?;
+        encode_footer(id, &mut end);
+        encode_end(&mut end);
+        Ok(end)
     }
 }
 
@@ -118,10 +140,17 @@ impl MainStream {
         self.first_device = Some(self.next_section);
     }
 
-    /// Writes the section of what the guest has said and nobody heard yet, the last one of a checkpoint.
+    /// Writes the section of what the guest has said and nobody heard yet.
     pub(super) fn output(&mut self, output: &Output) -> Result<(), MigrationError> {
         let header = (Output::SECTION_NAME, Output::SECTION_INSTANCE, Output::SECTION_VERSION);
         self.full_section(header, &output.encode(), true)
+    }
+
+    /// Writes the seeding's section of summaries: checkpoints end with one each.
+    pub(super) fn announce_summaries(&mut self) -> Result<(), MigrationError> {
+        let (instance, version) = (CheckpointSummary::SECTION_INSTANCE, CheckpointSummary::SECTION_VERSION);
+        let header = (CheckpointSummary::SECTION_NAME, instance, version);
+        self.full_section(header, &CheckpointSummary::default().encode(), true)
     }
 
     /// For what checkpoints bring of the devices, under the numbers that they had in the seeding.

@@ -4,10 +4,11 @@
 //! which round (between two flushes, `specs/stream.md §3.5`): a page comes once in a round over all lanes, so the notes of a
 //! round may be applied in any order, and rounds one after the other.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SIZE, RamBlock, RamError, RamSlice};
+use sterna_wire::replica::PageSums;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -26,6 +27,8 @@ pub(super) struct Journal {
     notes: AtomicU64,
     /// Pages that came, so that one that did not need not be looked for.
     came: DirtyBitmaps,
+    /// Checkpoints end with a summary, so what comes is summed up.
+    sums_up: AtomicBool,
     /// The main channel's is the last.
     lanes: Vec<Mutex<LaneNotes>>,
 }
@@ -36,6 +39,8 @@ struct LaneNotes {
     notes: Vec<Note>,
     /// Prepared and not committed.
     open: Vec<(PageRun, u64)>,
+    /// Of what came.
+    sums: PageSums,
 }
 
 /// What came of a run of pages.
@@ -65,10 +70,16 @@ impl Journal {
             arena: RamBlock::new("checkpoint journal", limit_bytes, Backing::Anonymous)?,
             limit_bytes,
             came: DirtyBitmaps::new(ram),
+            sums_up: AtomicBool::new(false),
             next: AtomicU64::new(0),
             notes: AtomicU64::new(0),
             lanes: (0..lanes).map(|_| Mutex::default()).collect(),
         })
+    }
+
+    /// What comes from now on is summed up.
+    pub(super) fn sum_up(&self) {
+        self.sums_up.store(true, Ordering::Release);
     }
 
     /// Where lane `lane` puts the content of `run`.
@@ -96,6 +107,13 @@ impl Journal {
         let (_, at) = notes.open.remove(index);
         self.came.block(run.block).set_range(run.first, run.count);
         notes.note(run, Some(at));
+        if self.sums_up.load(Ordering::Acquire) {
+            let mut content = [0; PAGE_SIZE];
+            for page in 0..run.count {
+                self.arena.read((at + page) * PAGE_SIZE as u64, &mut content)?;
+                notes.sums.page(run.block, run.first + page, &content);
+            }
+        }
         Ok(())
     }
 
@@ -105,7 +123,11 @@ impl Journal {
     /// As [`prepare`](Self::prepare).
     pub(super) fn zero(&self, lane: usize, run: PageRun) -> Result<(), MigrationError> {
         self.came.block(run.block).set_range(run.first, run.count);
-        if self.lanes[lane].lock().note(run, None) {
+        let mut lane = self.lanes[lane].lock();
+        if self.sums_up.load(Ordering::Acquire) {
+            lane.sums.zeros(run.block, run.first, run.count);
+        }
+        if lane.note(run, None) {
             let notes = self.notes.fetch_add(1, Ordering::AcqRel) + 1;
             if self.bytes_of(self.next.load(Ordering::Acquire), notes) > self.limit_bytes {
                 return Err(self.full());
@@ -163,6 +185,13 @@ impl Journal {
         brought
     }
 
+    /// The sums of what came so far, if it is summed up.
+    pub(super) fn sums(&self) -> PageSums {
+        let mut sums = PageSums::default();
+        self.lanes.iter().for_each(|lane| sums.add(&lane.lock().sums));
+        sums
+    }
+
     /// Puts all that came into `ram`. Doing it again changes nothing.
     ///
     /// # Errors
@@ -211,6 +240,7 @@ impl Journal {
             }
             lane.open.clear();
             lane.round = 0;
+            lane.sums = PageSums::default();
         }
         self.next.store(0, Ordering::Release);
         self.notes.store(0, Ordering::Release);

@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use sterna_image::Shape;
 use sterna_ram::GuestRam;
 use sterna_wire::colo::{CheckpointDevices, DeviceList};
-use sterna_wire::replica::EpochSection;
+use sterna_wire::replica::{CheckpointSummary, EpochSection};
 
 use super::disk::Disks;
 use super::gate::{Gate, Phase};
@@ -18,6 +18,8 @@ use crate::error::MigrationError;
 use crate::incoming::follower::Follower;
 use crate::pages::RamSink;
 use crate::threads::call;
+
+const CHANNEL: &str = "main channel";
 
 /// RAM, and the way of pages there.
 pub(super) struct Pages {
@@ -136,6 +138,35 @@ impl Store {
     pub(super) fn thaw(&self) {
         self.state.lock().is_frozen = false;
         self.changed.notify_all();
+    }
+
+    /// Where the seeding has announced it: all of the checkpoint is as its primary says at its end (`specs/replica.md §7`).
+    fn check_summary(
+        &self,
+        list: &DeviceList,
+        bytes: &[u8],
+        found: &CheckpointDevices,
+        journal: &Journal,
+    ) -> Result<(), MigrationError> {
+        let number = self.state.lock().number + 1;
+        let (name, instance) = (CheckpointSummary::SECTION_NAME, CheckpointSummary::SECTION_INSTANCE);
+        let Some((section, body)) = list.find(name, instance).map(|index| &found.sections[index]) else {
+            return Ok(());
+        };
+        // Only EOF stands behind the last section.
+        if section.end + 1 != bytes.len() {
+            let what =
+                format!("checkpoint {number}: section {name:?} is not the last one (specs/replica.md §7)");
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        // Behind the length, which says where the section ends: it was checked.
+        let said = CheckpointSummary::decode(&bytes[body.start + 4..body.end])
+            .map_err(|error| MigrationError::wire(CHANNEL)(error.about(format!("checkpoint {number}"))))?;
+        let came = CheckpointSummary::of(number, journal.sums(), &bytes[..section.start]);
+        match said.difference(&came) {
+            Some(difference) => Err(MigrationError::CheckpointDiffers { number, difference }),
+            None => Ok(()),
+        }
     }
 
     /// Waits as long as somebody decides on a takeover, and then holds.
@@ -268,9 +299,10 @@ impl Follower for Store {
             let Some(seeded) = &state.seeded else {
                 return Err(MigrationError::Internal("a checkpoint came before the seeding".to_owned()));
             };
-            let found = seeded.list.check(&devices).map_err(MigrationError::wire("main channel"))?;
+            let found = seeded.list.check(&devices).map_err(MigrationError::wire(CHANNEL))?;
             (Arc::clone(&seeded.list), found, Arc::clone(&seeded.pages))
         };
+        self.check_summary(&list, &devices, &found, &pages.journal)?;
         // Nothing is promised that could not be written when it is held.
         for (device, instance, bytes) in epochs(&list, &devices, &found) {
             let check = || pages.streams.check(device, instance, bytes);

@@ -10,7 +10,7 @@ use sterna_wire::colo::{DeviceList, KnownDevice};
 use sterna_wire::main::{
     BodyKind, Configuration, Expectations, SectionKind, SectionKnowledge, Tail, TailEnd,
 };
-use sterna_wire::replica::EpochSection;
+use sterna_wire::replica::{CheckpointSummary, EpochSection};
 
 use super::held::devices_of;
 use super::journal::Journal;
@@ -245,6 +245,9 @@ impl Target for StandbyTarget {
         };
         pages.seed.finish()?;
         check_streams(&seeding.streams, &seeding.list)?;
+        if announces_summaries(&seeding.list)? {
+            pages.journal.sum_up();
+        }
         let list = Arc::new(seeding.list.clone());
         let devices = as_checkpoint(&shape, &list)?;
         let survivor = &self.contacts.survivor;
@@ -316,6 +319,20 @@ fn check_streams(streams: &[((String, u32), bool)], list: &DeviceList) -> Result
         }
     }
     Ok(())
+}
+
+/// Whether each checkpoint ends with a summary (`specs/replica.md §7`).
+fn announces_summaries(list: &DeviceList) -> Result<bool, MigrationError> {
+    let (name, known) = (CheckpointSummary::SECTION_NAME, CheckpointSummary::SECTION_VERSION);
+    let Some(index) = list.find(name, CheckpointSummary::SECTION_INSTANCE) else { return Ok(false) };
+    let version = list.devices()[index].version;
+    if version != known {
+        let what = format!(
+            "section {name:?} has version {version}, only {known} is known: run the same Sterna on both sides"
+        );
+        return Err(MigrationError::PeerIncompatible { what });
+    }
+    Ok(true)
 }
 
 /// The seeding's devices as a checkpoint has them.

@@ -8,7 +8,7 @@ use sterna_image::Shape;
 use sterna_ram::{Custody, CustodyClaim, GuestRam, PAGE_SIZE};
 use sterna_wire::extension::COMPATIBILITY_SECTION;
 use sterna_wire::global_state::{self, GlobalState};
-use sterna_wire::replica::{EpochSection, Output};
+use sterna_wire::replica::{CheckpointSummary, EpochSection, Output};
 
 use super::held::{HeldDevice, HeldGuest};
 use super::survivor::Survivor;
@@ -323,7 +323,8 @@ fn unframed(section: &HeldDevice) -> Result<&[u8], VmError> {
 
 /// Whether a section of that name is a device's state.
 fn is_device(name: &str) -> bool {
-    let others = [global_state::SECTION_NAME, Output::SECTION_NAME, COMPATIBILITY_SECTION];
+    let summary = CheckpointSummary::SECTION_NAME;
+    let others = [global_state::SECTION_NAME, Output::SECTION_NAME, COMPATIBILITY_SECTION, summary];
     !others.contains(&name) && EpochSection::device_of(name).is_none()
 }
 

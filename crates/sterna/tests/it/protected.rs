@@ -4,6 +4,7 @@ mod copied;
 mod delta;
 mod in_flight;
 mod led;
+mod summary;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

@@ -13,7 +13,7 @@ use crate::outgoing::file::{self, SaveFile};
 use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared, SharedDeltas};
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::{MainStream, Sink};
-use crate::outgoing::protection::{DeltaCache, Scratch};
+use crate::outgoing::protection::{DeltaCache, Scratch, SentPages};
 use crate::outgoing::rdma::{self, PacketLane, RdmaLane, RdmaSource, Work};
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::Streams;
@@ -119,6 +119,7 @@ pub(super) fn writers(
         deltas: delta_cache(shared)
             .filter(|_| shared.capabilities.multifd)
             .map(|cache| SharedDeltas { cache, main: Arc::clone(&main.stream) }),
+        sent: sent_pages(shared),
     });
     let lanes = match file {
         Some(file) if is_mapped => file.lanes(shared)?,
@@ -213,6 +214,7 @@ fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationE
     let reader = shared.reader()?;
     let lane = MainLane {
         deltas: delta_cache(shared).map(|cache| (cache, Scratch::default())),
+        sent: sent_pages(shared),
         main: Arc::clone(&main.stream),
         reader: Arc::clone(&reader),
         ram: shared.ram.clone(),
@@ -225,6 +227,11 @@ fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationE
         }),
     };
     Ok(LaneEnds { writer: Box::new(lane), reader })
+}
+
+/// Where checkpoints are summed up.
+fn sent_pages(shared: &Shared) -> Option<Arc<SentPages>> {
+    shared.protecting.as_ref().map(|protecting| Arc::clone(&protecting.sent))
 }
 
 /// Where checkpoints bring differences.

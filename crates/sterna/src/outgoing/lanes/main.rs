@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use sterna_ram::{GuestRam, PAGE_SIZE};
+use sterna_ram::{GuestRam, PAGE_SIZE, RamSlice};
+use sterna_wire::replica::PageSums;
 
 use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
+use super::super::main_stream::PagesPart;
 use super::super::measure::Counters;
-use super::super::protection::{Coded, DeltaCache, Scratch};
+use super::super::protection::{Coded, DeltaCache, Scratch, SentPages};
 use super::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -24,6 +26,8 @@ pub(in crate::outgoing) struct MainLane {
     pub limiter: Arc<Limiter>,
     /// Where checkpoints bring differences.
     pub deltas: Option<(DeltaCache, Scratch)>,
+    /// Where checkpoints are summed up.
+    pub sent: Option<Arc<SentPages>>,
     /// Shuts the channel down.
     pub abort: Box<dyn Fn() + Send>,
 }
@@ -39,6 +43,7 @@ impl PageWriter for MainLane {
         self.counters.throttled(self.limiter.take(run.count * (PAGE_SIZE as u64 + 8)));
         let block = self.ram.block(run.block);
         let content = self.reader.content(run)?;
+        let (is_copy, mut sums) = (self.reader.is_copy(), self.sums());
         let sent = self.counters.moving(|| {
             self.main.lock().ram_pages(|records, part| {
                 for page in run.first..run.end() {
@@ -47,15 +52,16 @@ impl PageWriter for MainLane {
                         .page_header(run.block, block.name(), offset, &mut part.bytes)
                         .map_err(MigrationError::wire("main channel"))?;
                     let at = (page - run.first) as usize * PAGE_SIZE;
-                    let Some(page) = content.part(at, PAGE_SIZE) else {
+                    let Some(content) = content.part(at, PAGE_SIZE) else {
                         return Err(MigrationError::Internal(format!("{run:?} came without its last pages")));
                     };
-                    part.page(page);
+                    put((run.block, page), content, is_copy, &mut sums, part)?;
                 }
                 Ok(())
             })
         });
         sent?;
+        self.has_sent(sums);
         self.counters.pages(run.count, 0);
         Ok(())
     }
@@ -74,6 +80,11 @@ impl PageWriter for MainLane {
                     .try_for_each(|page| records.zero(run.block, name, page * PAGE_SIZE as u64, out))
             })
         })?;
+        let mut sums = self.sums();
+        if let Some(sums) = &mut sums {
+            sums.zeros(run.block, run.first, run.count);
+        }
+        self.has_sent(sums);
         self.counters.pages(0, run.count);
         Ok(())
     }
@@ -93,6 +104,7 @@ impl MainLane {
     fn write_changes(&mut self, number: u64, run: PageRun) -> Result<(), MigrationError> {
         let block = self.ram.block(run.block);
         let content = self.reader.content(run)?;
+        let (is_copy, mut sums) = (self.reader.is_copy(), self.sums());
         let Some((deltas, scratch)) = &mut self.deltas else {
             return Err(MigrationError::Internal("differences without a cache".to_owned()));
         };
@@ -108,9 +120,12 @@ impl MainLane {
                     };
                     let coded = deltas.send(number, (run.block, page), &content, scratch)?;
                     sent += u64::from(coded != Coded::Same);
+                    if let (Some(sums), Coded::Delta(_, bytes) | Coded::Whole(bytes)) = (&mut sums, &coded) {
+                        sums.page(run.block, page, *bytes);
+                    }
                     match coded {
                         Coded::Same => {}
-                        Coded::Delta(delta) => records
+                        Coded::Delta(delta, _) => records
                             .xbzrle(run.block, block.name(), offset, delta, &mut part.bytes)
                             .map_err(&wrong)?,
                         Coded::Whole(bytes) => {
@@ -123,14 +138,49 @@ impl MainLane {
                             records
                                 .page_header(run.block, block.name(), offset, &mut part.bytes)
                                 .map_err(&wrong)?;
-                            part.page(content);
+                            put((run.block, page), content, is_copy, &mut sums, part)?;
                         }
                     }
                 }
                 Ok(())
             })
         })?;
+        self.has_sent(sums);
         self.counters.pages(sent, 0);
         Ok(())
     }
+
+    /// Sums of a run; none in the seeding.
+    fn sums(&self) -> Option<PageSums> {
+        self.sent.as_ref().filter(|sent| sent.is_counting()).map(|_| PageSums::default())
+    }
+
+    fn has_sent(&self, sums: Option<PageSums>) {
+        if let Some((sent, sums)) = self.sent.as_ref().zip(sums) {
+            sent.add(&sums);
+        }
+    }
+}
+
+/// Puts a whole page behind its header. What is summed up are the bytes that are sent, also where the memory may change meanwhile.
+fn put<'a>(
+    (block, page): (usize, u64),
+    content: RamSlice<'a>,
+    is_copy: bool,
+    sums: &mut Option<PageSums>,
+    part: &mut PagesPart<'a>,
+) -> Result<(), MigrationError> {
+    let Some(sums) = sums else {
+        part.page(content);
+        return Ok(());
+    };
+    let mut bytes = [0; PAGE_SIZE];
+    content.copy_to(&mut bytes)?;
+    sums.page(block, page, &bytes);
+    if is_copy {
+        part.page(content);
+    } else {
+        part.bytes.extend_from_slice(&bytes);
+    }
+    Ok(())
 }

@@ -8,11 +8,12 @@ use sterna_ram::{GuestRam, PAGE_SIZE};
 use sterna_transport::{Channel, IoPart};
 use sterna_wire::limits::PACKET_PAGES;
 use sterna_wire::multifd::{RAM_PACKET_BYTES, RamPacketEncoder};
+use sterna_wire::replica::PageSums;
 
 use super::super::guest_source::PageReader;
 use super::super::main_stream::MainStream;
 use super::super::measure::Counters;
-use super::super::protection::Coded;
+use super::super::protection::{Coded, SentPages, add_bytes, add_copied};
 use super::changes::{Changes, DifferencePacket, SharedDeltas};
 use super::limiter::Limiter;
 use crate::codec::Encoder;
@@ -48,11 +49,18 @@ pub(in crate::outgoing) struct MultifdShared {
     pub zeros_to: Option<Arc<Mutex<MainStream>>>,
     /// Where checkpoints bring differences.
     pub deltas: Option<SharedDeltas>,
+    /// Where checkpoints are summed up.
+    pub sent: Option<Arc<SentPages>>,
 }
 
 impl MultifdShared {
     fn next_number(&self) -> u64 {
         self.packet_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Where pages are summed up; nowhere in the seeding.
+    fn sent(&self) -> Option<&SentPages> {
+        self.sent.as_deref().filter(|sent| sent.is_counting())
     }
 }
 
@@ -69,6 +77,11 @@ impl PageWriter for MultifdLane {
             && let Some(number) = deltas.checkpoint()
         {
             deltas.cache.zero(number, run);
+        }
+        if let Some(sent) = self.shared.sent() {
+            let mut sums = PageSums::default();
+            sums.zeros(run.block, run.first, run.count);
+            sent.add(&sums);
         }
         if let Some(main) = self.shared.zeros_to.clone() {
             return self.zero_records(&main, run);
@@ -123,6 +136,7 @@ impl MultifdLane {
         let content = reader.content(run)?;
         let mut changes = self.changes.take().unwrap_or_else(Changes::new);
         let mut whole = PageRun { count: 0, ..run };
+        let mut sums = PageSums::default();
         for page in run.first..run.end() {
             let at = (page - run.first) as usize * PAGE_SIZE;
             let Some(content) = content.part(at, PAGE_SIZE) else {
@@ -142,7 +156,8 @@ impl MultifdLane {
                 self.write_whole(whole)?;
                 whole.count = 0;
             }
-            if let Coded::Delta(delta) = coded {
+            if let Coded::Delta(delta, becomes) = coded {
+                sums.page(run.block, page, becomes);
                 if !packet.has_room(run.block) {
                     self.send_differences(packet)?;
                 }
@@ -154,6 +169,9 @@ impl MultifdLane {
             self.write_whole(whole)?;
         }
         self.changes = Some(changes);
+        if let Some(sent) = shared.sent() {
+            sent.add(&sums);
+        }
         Ok(())
     }
 
@@ -208,14 +226,8 @@ impl MultifdLane {
         let normal = self.packets.normal_pages();
         let zero = self.packets.pages() - normal;
         self.payload.clear();
+        let is_read = self.read_pages(normal)?;
         if let (Some(codec), true) = (&mut self.codec, normal > 0) {
-            self.pages.resize(normal * PAGE_SIZE, 0);
-            let mut at = 0;
-            for run in &self.normal {
-                let slice = self.reader.content(*run)?;
-                slice.copy_to(&mut self.pages[at..at + slice.len()])?;
-                at += slice.len();
-            }
             self.shared.counters.encoding(|| codec.encode(&self.pages, &mut self.payload))?;
         }
         let raw = self.codec.is_none();
@@ -226,7 +238,9 @@ impl MultifdLane {
         let header = self.packets.finish(number, payload_bytes as u32);
         let mut parts = Vec::with_capacity(self.normal.len() + 1);
         parts.push(IoPart::Bytes(&header[..]));
-        if raw {
+        if raw && is_read {
+            parts.push(IoPart::Bytes(&self.pages));
+        } else if raw {
             for run in &self.normal {
                 debug_assert_eq!(run.block, block);
                 parts.push(IoPart::Ram(self.reader.content(*run)?));
@@ -239,6 +253,37 @@ impl MultifdLane {
         self.shared.counters.multifd(bytes);
         self.shared.counters.pages(normal as u64, zero as u64);
         Ok(())
+    }
+
+    /// Reads the pages of the packet where they must not be read again when they are sent, and sums them up. False: they were not read.
+    fn read_pages(&mut self, count: usize) -> Result<bool, MigrationError> {
+        let sent = self.shared.sent();
+        // What is summed up are the bytes that are sent, also where the memory may change meanwhile.
+        let is_read = self.codec.is_some() || sent.is_some() && !self.reader.is_copy();
+        if count == 0 || !is_read && sent.is_none() {
+            return Ok(false);
+        }
+        if is_read {
+            self.pages.resize(count * PAGE_SIZE, 0);
+        }
+        let (mut sums, mut at) = (PageSums::default(), 0);
+        for run in &self.normal {
+            let content = self.reader.content(*run)?;
+            if !is_read {
+                add_copied(&mut sums, *run, &content)?;
+                continue;
+            }
+            let place = &mut self.pages[at..at + content.len()];
+            content.copy_to(place)?;
+            if sent.is_some() {
+                add_bytes(&mut sums, *run, place);
+            }
+            at += content.len();
+        }
+        if let Some(sent) = sent {
+            sent.add(&sums);
+        }
+        Ok(is_read)
     }
 
     fn sync(&mut self) -> Result<(), MigrationError> {

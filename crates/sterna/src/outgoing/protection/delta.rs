@@ -38,8 +38,8 @@ pub(crate) struct DeltaCounts {
 pub(crate) enum Coded<'a> {
     /// Not at all.
     Same,
-    /// As this difference.
-    Delta(&'a [u8]),
+    /// As this difference, and what the page becomes by it.
+    Delta(&'a [u8], &'a [u8; PAGE_SIZE]),
     /// Whole, and these bytes: they are in the cache now. Whoever sends the page from elsewhere must be sure that it has not changed.
     Whole(&'a [u8; PAGE_SIZE]),
     /// Whole, and it is not in the cache.
@@ -130,7 +130,7 @@ impl DeltaCache {
         }
         count(&self.counts.pages, 1);
         count(&self.counts.bytes, delta.len() as u64);
-        Ok(Coded::Delta(delta))
+        Ok(Coded::Delta(delta, new))
     }
 
     /// The pages of `run` are sent out of memory that may change: nobody knows what the standby will hold.
@@ -206,8 +206,9 @@ mod tests {
         let mut scratch = Scratch::default();
         let how = match cache.send(number, (block, page), &content, &mut scratch).unwrap() {
             Coded::Same => "same",
-            Coded::Delta(delta) => {
+            Coded::Delta(delta, becomes) => {
                 xbzrle::apply(delta, &mut held).unwrap();
+                assert_eq!(held, *becomes);
                 "delta"
             }
             Coded::Whole(bytes) => {

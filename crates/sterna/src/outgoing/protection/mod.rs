@@ -10,6 +10,7 @@ mod inbox;
 mod on_write;
 mod pace;
 mod pieces;
+mod sent;
 mod staging;
 mod streams;
 mod switch;
@@ -25,6 +26,7 @@ pub(crate) use delta::{Coded, DeltaCache, DeltaCounts, Scratch};
 pub(crate) use inbox::Inbox;
 pub use pace::{CheckpointMode, MOST_IN_FLIGHT};
 pub(crate) use pace::{Pace, Seen, counts_from, typical};
+pub(crate) use sent::{SentPages, add_bytes, add_copied};
 pub(crate) use staging::Staging;
 pub(super) use streams::EpochStreams;
 pub(crate) use switch::{GuestSwitch, Withholder};
@@ -84,6 +86,7 @@ pub(crate) struct Protecting {
     pub pace: Mutex<Pace>,
     pub counts: Mutex<Counts>,
     pub deltas: Arc<DeltaCounts>,
+    pub sent: Arc<SentPages>,
     /// Asked for, and not taken yet.
     wanted: Mutex<Wanted>,
 }
@@ -107,6 +110,7 @@ impl Protecting {
             pace: Mutex::new(pace),
             counts: Mutex::default(),
             deltas: Arc::default(),
+            sent: Arc::default(),
             wanted: Mutex::default(),
         }
     }

@@ -62,7 +62,7 @@ pub struct ContactState<S, O> {
     pub state: S,
     /// How the protection ended, if it has.
     pub outcome: Option<O>,
-    /// Why contact was lost, or why a step failed; the last one.
+    /// Why contact was lost (by what came first), or why a step failed; the last one.
     pub trouble: Option<String>,
 }
 
@@ -74,6 +74,8 @@ pub(super) struct Runner<M: Machine> {
     pub(super) trouble: parking_lot::Mutex<Option<String>>,
     /// What was logged last, so that what is tried again and again is logged once.
     logged: parking_lot::Mutex<VecDeque<String>>,
+    /// What ended the contact, or the following, is noted: what ends after it follows from that.
+    has_ended: AtomicBool,
     /// Nobody performs actions any more: as if this side had died.
     is_abandoned: AtomicBool,
 }
@@ -87,8 +89,8 @@ where
 {
     pub(super) fn new(machine: M, link: Link, claims: Arc<dyn Claims>) -> Arc<Self> {
         let driver = Driver::new(machine, |_: &M| {});
-        let (trouble, logged, is_abandoned) = Default::default();
-        Arc::new(Self { driver, link, claims, trouble, logged, is_abandoned })
+        let (trouble, logged, has_ended, is_abandoned) = Default::default();
+        Arc::new(Self { driver, link, claims, trouble, logged, has_ended, is_abandoned })
     }
 
     /// From now on this side is silent and does nothing, as if it had died.
@@ -122,10 +124,12 @@ where
         trouble
     }
 
-    /// Notes that a connection has ended. Behind the protection's end that is no trouble: the other side closes what is not needed any more.
+    /// Notes that a connection has ended; the first reason counts. Behind the protection's end that is no trouble: the other side closes
+    /// what is not needed any more.
     pub(super) fn note_end(&self, why: impl ToString) {
         match self.driver.inspect(M::is_over) {
             true => tracing::debug!(why = why.to_string(), "behind the end of a protection"),
+            false if self.has_ended.swap(true, Ordering::AcqRel) => drop(self.log(why.to_string())),
             false => self.note(why),
         }
     }

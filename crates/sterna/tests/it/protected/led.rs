@@ -9,6 +9,9 @@ use crate::plain::Plain;
 /// Pages of the two blocks.
 pub const PAGES: [u64; 2] = [600, 40];
 
+/// Bytes by which [`Led::change`] knows its place.
+const CHUNK: usize = 16;
+
 pub fn memory() -> GuestRam {
     let block = |(name, pages): (&str, u64)| {
         RamBlock::new(name, pages * PAGE_SIZE as u64, Backing::Memfd).expect("memory")
@@ -27,22 +30,40 @@ pub struct Led {
     link: Proxy,
     /// Nothing of the guest's state goes on to the standby.
     holds_back: Arc<AtomicBool>,
+    /// The first of these bytes that passes to the standby is changed.
+    changes: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Led {
     /// Some of its pages are zero.
     pub fn new(way: &Way, cache_pages: u64) -> Self {
         let here = Plain::new(memory());
+        Self::fill(&here);
+        Self::protect(here, way, cache_pages, 1)
+    }
+
+    /// As [`new`](Self::new), on other terms.
+    pub fn new_on(way: &Way, cache_pages: u64, terms: Terms) -> Self {
+        let here = Plain::new(memory());
+        Self::fill(&here);
+        Self::protect_on(here, way, cache_pages, 1, terms)
+    }
+
+    fn fill(here: &Plain) {
         for (block, pages) in PAGES.into_iter().enumerate() {
             for page in (0..pages).filter(|page| page % 3 > 0) {
                 here.ram.block(block).write(page * PAGE_SIZE as u64, &noise(page)).unwrap();
             }
         }
-        Self::protect(here, way, cache_pages, 1)
     }
 
     /// Protects the guest by a new standby, and takes the first checkpoint.
     pub fn protect(here: Arc<Plain>, way: &Way, cache_pages: u64, generation: u64) -> Self {
+        Self::protect_on(here, way, cache_pages, generation, TERMS)
+    }
+
+    /// As [`protect`](Self::protect), on other terms.
+    pub fn protect_on(here: Arc<Plain>, way: &Way, cache_pages: u64, generation: u64, terms: Terms) -> Self {
         let there = Plain::new(memory());
         let (params, capabilities) = way.settings();
         let params = Parameters { xbzrle_cache_bytes: cache_pages * PAGE_SIZE as u64, ..params };
@@ -64,16 +85,30 @@ impl Led {
                 .expect("listening");
         let holds_back = Arc::<AtomicBool>::default();
         let is_held_back = Arc::clone(&holds_back);
-        let filter = move |line, direction, _, _: &mut Vec<u8>| {
+        let changes = Arc::<Mutex<Vec<u8>>>::default();
+        let changed = Arc::clone(&changes);
+        let filter = move |line, direction, _, piece: &mut Vec<u8>| {
             let is_state = line != Line::Other && direction == Direction::Forward;
-            if is_state && is_held_back.load(Ordering::SeqCst) { Verdict::Later } else { Verdict::Pass }
+            if is_state && is_held_back.load(Ordering::SeqCst) {
+                return Verdict::Later;
+            }
+            let mut wanted = changed.lock();
+            // However the bytes are cut into pieces, one has some of them.
+            let place = wanted
+                .chunks(CHUNK)
+                .find_map(|chunk| piece.windows(CHUNK).position(|window| window == chunk));
+            if let Some(at) = place.filter(|_| is_state) {
+                piece[at] ^= 1;
+                wanted.clear();
+            }
+            Verdict::Pass
         };
         let link = Proxy::new(&standby.address(), Box::new(filter));
         let options = PrimaryOptions {
             checkpoint_delay: 10 * PATIENCE,
             checkpoints_in_flight: way.in_flight,
             checkpoint_copy: way.copy,
-            terms: TERMS,
+            terms,
             buffer_bytes: way.buffer_bytes,
             ..PrimaryOptions::default()
         };
@@ -87,7 +122,7 @@ impl Led {
         let (at, observer) = (link.address(), Arc::new(()));
         let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, observer)
             .expect("protected");
-        let mut led = Self { here, there, primary, standby, arbiter, number: 0, link, holds_back };
+        let mut led = Self { here, there, primary, standby, arbiter, number: 0, link, holds_back, changes };
         led.checkpoint();
         led
     }
@@ -126,6 +161,16 @@ impl Led {
 
     pub fn hold_back(&self, is_held_back: bool) {
         self.holds_back.store(is_held_back, Ordering::SeqCst);
+    }
+
+    /// One of these bytes is changed on its way, once. They are a multiple of [`CHUNK`].
+    pub fn change(&self, bytes: &[u8]) {
+        *self.changes.lock() = bytes.to_vec();
+    }
+
+    /// Whether that has happened.
+    pub fn has_changed(&self) -> bool {
+        self.changes.lock().is_empty()
     }
 
     /// The network between the two is lost.

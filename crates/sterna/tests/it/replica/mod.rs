@@ -5,6 +5,7 @@ mod golden;
 mod heart;
 mod primary;
 mod protected;
+mod summary;
 
 use std::net::Shutdown;
 use std::path::Path;

@@ -12,7 +12,9 @@ use sterna_wire::main::{
 };
 use sterna_wire::multifd::{InitialPacket, Method, RamPacketEncoder, push_difference};
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::replica::CheckpointSummary;
 use sterna_wire::vmdesc;
+use zstd::stream::write::Encoder as ZstdEncoder;
 
 use crate::support;
 
@@ -29,6 +31,10 @@ pub struct Primary {
     pub ram: Vec<Vec<u8>>,
     /// What the devices were filled with last.
     pub state: u8,
+    /// The version of summaries (`specs/replica.md §7`), if the seeding announces them, as a Sterna's does.
+    pub summaries: Option<u32>,
+    /// Of each lane that compresses its pages.
+    pub zstd: Vec<ZstdEncoder<'static, Vec<u8>>>,
 }
 
 /// A page that a checkpoint brings: block, page, what it is filled with.
@@ -52,8 +58,12 @@ pub fn devices(state: u8) -> Vec<(u32, &'static str, Vec<u8>)> {
     ]
 }
 
-fn section(id: u32, name: &str, body: &[u8], out: &mut Vec<u8>) {
-    SectionHeader { id, name, instance: 0, version: 1 }.encode_full(out).unwrap();
+pub fn section(id: u32, name: &str, body: &[u8], out: &mut Vec<u8>) {
+    versioned(id, name, 1, body, out);
+}
+
+fn versioned(id: u32, name: &str, version: u32, body: &[u8], out: &mut Vec<u8>) {
+    SectionHeader { id, name, instance: 0, version }.encode_full(out).unwrap();
     out.extend_from_slice(body);
     encode_footer(id, out);
 }
@@ -64,6 +74,12 @@ pub fn blob(state: u8) -> Vec<u8> {
     devices(state).iter().for_each(|(id, name, body)| section(*id, name, body, &mut out));
     out.push(0);
     out
+}
+
+/// The section of a summary: id, name, body.
+pub fn summary(summary: &CheckpointSummary) -> (u32, &'static str, Vec<u8>) {
+    let body = [&40_u32.to_be_bytes()[..], &summary.encode()].concat();
+    (90, CheckpointSummary::SECTION_NAME, body)
 }
 
 impl Primary {
@@ -93,7 +109,16 @@ impl Primary {
             })
             .collect();
         let ram = BLOCKS.iter().map(|(_, pages)| vec![0; pages * PAGE_SIZE]).collect();
-        Self { main, lanes, packets: 0, records: RamRecordWriter::new(), ram, state: 1 }
+        Self {
+            main,
+            lanes,
+            packets: 0,
+            records: RamRecordWriter::new(),
+            ram,
+            state: 1,
+            summaries: None,
+            zstd: Vec::new(),
+        }
     }
 
     /// Header and configuration, with which the stream begins.
@@ -119,6 +144,7 @@ impl Primary {
             Command::Ping(1).encode(&mut out).unwrap();
         }
         let devices = devices(1);
+        let summaries = self.summaries.map(|version| (version, summary(&CheckpointSummary::default())));
         let (id, name, body) = &devices[0];
         section(*id, name, body, &mut out);
         SectionHeader { id: RAM, name: "ram", instance: 0, version: 4 }.encode_start(&mut out).unwrap();
@@ -142,9 +168,13 @@ impl Primary {
         self.send_ram(&all.collect::<Vec<_>>());
         let mut out = Vec::new();
         devices[1..].iter().for_each(|(id, name, body)| section(*id, name, body, &mut out));
+        if let Some((version, (id, name, body))) = &summaries {
+            versioned(*id, name, *version, body, &mut out);
+        }
         encode_end(&mut out);
         let listed: Vec<_> = devices
             .iter()
+            .chain(summaries.iter().map(|(_, section)| section))
             .map(|(_, name, body)| {
                 let fields = vec![vmdesc::Field::new("data", "buffer", body.len() as u64)];
                 vmdesc::Device { name: (*name).to_owned(), instance: 0, version: 1, fields }
@@ -207,14 +237,20 @@ impl Primary {
     /// A packet for each page, over all lanes in turn.
     pub fn send_on_lanes(&mut self, pages: &[Page]) {
         for (index, &(block, page, fill)) in pages.iter().enumerate() {
-            let mut encoder = RamPacketEncoder::new(Method::None);
+            let lane = index % self.lanes.len();
+            let method = if self.zstd.is_empty() { Method::None } else { Method::Zstd };
+            let mut encoder = RamPacketEncoder::new(method);
             encoder.begin(BLOCKS[block].0).unwrap();
             let offset = (page * PAGE_SIZE) as u64;
             assert!(if fill == 0 { encoder.push_zero(offset) } else { encoder.push_normal(offset) });
-            let payload = if fill == 0 { Vec::new() } else { vec![fill; PAGE_SIZE] };
+            let mut payload = if fill == 0 { Vec::new() } else { vec![fill; PAGE_SIZE] };
+            if let (Some(zstd), true) = (self.zstd.get_mut(lane), fill > 0) {
+                zstd.write_all(&payload).unwrap();
+                zstd.flush().unwrap();
+                payload = std::mem::take(zstd.get_mut());
+            }
             let packet = encoder.finish(self.packets, payload.len() as u32);
             self.packets += 1;
-            let lane = index % self.lanes.len();
             let _ = self.lanes[lane].write_all(&[&packet[..], &payload[..]].concat());
         }
     }
@@ -239,8 +275,9 @@ impl Primary {
 
     /// SYNC on every lane.
     pub fn sync(&mut self) {
+        let method = if self.zstd.is_empty() { Method::None } else { Method::Zstd };
         for lane in &mut self.lanes {
-            let mut encoder = RamPacketEncoder::new(Method::None);
+            let mut encoder = RamPacketEncoder::new(method);
             // A standby that has refused something has closed: whoever listens finds out.
             let _ = lane.write_all(encoder.sync(self.packets));
             self.packets += 1;

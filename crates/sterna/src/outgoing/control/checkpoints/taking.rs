@@ -107,10 +107,10 @@ impl Control {
         let unsaid = protecting.overseer.end_epoch(number);
         let devices = devices.collect(|stream| self.write_checkpoint(stream, run_state, &unsaid, false))?;
         protecting.overseer.taken(number, is_last)?;
-        Ok(Taken { round, devices, is_copied, at: Instant::now() })
+        Ok(Taken { number, round, devices, is_copied, at: Instant::now() })
     }
 
-    /// Writes all of a checkpoint's sections: the machine's, what changed in its devices' streams, and what the guest said.
+    /// Writes all of a checkpoint's sections but the last: the machine's, what changed in its devices' streams, and what the guest said.
     pub(in super::super) fn write_checkpoint(
         &self,
         stream: &mut MainStream,
@@ -127,7 +127,9 @@ impl Control {
         if let Some(streams) = &self.epoch_streams {
             streams.write_epoch(stream, is_seeding)?;
         }
-        stream.output(unsaid)
+        stream.output(unsaid)?;
+        // A checkpoint's says what was sent, which nobody knows yet.
+        if is_seeding { stream.announce_summaries() } else { Ok(()) }
     }
 }
 

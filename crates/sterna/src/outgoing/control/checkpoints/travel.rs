@@ -11,14 +11,16 @@ use sterna_wire::colo::{Message, MessageKind};
 use super::super::Control;
 use crate::error::MigrationError;
 use crate::order::RoundPages;
+use crate::outgoing::main_stream::CollectedDevices;
 use crate::outgoing::protection::Protecting;
 use crate::outgoing::shared::Shared;
 
 /// A checkpoint that was taken.
 pub(super) struct Taken {
     pub(super) round: Arc<RoundPages>,
-    /// Devices' sections, and EOF.
-    pub(super) devices: Vec<u8>,
+    pub(super) number: u64,
+    /// Devices' sections.
+    pub(super) devices: CollectedDevices,
     /// Its pages are copied; otherwise the guest stands until they are sent.
     pub(super) is_copied: bool,
     /// When it was all there.
@@ -28,7 +30,7 @@ pub(super) struct Taken {
 impl Taken {
     /// Pages, and bytes of devices.
     pub(super) fn brought(&self) -> (u64, u64) {
-        (self.round.pages(), self.devices.len() as u64)
+        (self.round.pages(), self.devices.sections.len() as u64)
     }
 }
 
@@ -67,7 +69,7 @@ impl Travel {
 
     /// What they bring of devices.
     pub(super) fn device_bytes(&self) -> u64 {
-        self.taken.iter().map(|taken| taken.devices.len() as u64).sum()
+        self.taken.iter().map(|taken| taken.devices.sections.len() as u64).sum()
     }
 
     /// Whether the standby has room for one that is not taken yet.
@@ -125,7 +127,7 @@ impl Control {
                     if !self.shared.lanes.are_through(taken.round.number()) {
                         return Ok(());
                     }
-                    self.end_sending(taken)?;
+                    self.end_sending(protecting, taken)?;
                     Step::Received
                 }
                 (Step::Reply, _) => match heard(protecting, MessageKind::CheckpointReply)? {
@@ -159,6 +161,7 @@ impl Control {
         } else {
             protecting.staging.clear();
         }
+        protecting.sent.begin();
         self.say(&[Message::VmstateSend])?;
         self.main()?.with(|stream| stream.begin_checkpoint())?;
         self.shared.lanes.queue.publish(Arc::clone(&taken.round));
@@ -166,16 +169,19 @@ impl Control {
     }
 
     /// Its pages are out.
-    fn end_sending(&mut self, taken: &Taken) -> Result<(), MigrationError> {
+    fn end_sending(&mut self, protecting: &Protecting, taken: &Taken) -> Result<(), MigrationError> {
         let shared = Arc::clone(&self.shared);
         let main = self.main()?;
         main.with(|stream| stream.end_checkpoint(shared.capabilities.multifd))?;
         shared.lanes.queue.flushed(taken.round.number());
-        let size = Message::VmstateSize { bytes: taken.devices.len() as u64 };
+        let sections = &taken.devices.sections;
+        let end = taken.devices.end(taken.number, protecting.sent.end())?;
+        let size = Message::VmstateSize { bytes: (sections.len() + end.len()) as u64 };
         main.with(|stream| {
             stream.send(|out| {
                 size.encode(out)?;
-                out.extend_from_slice(&taken.devices);
+                out.extend_from_slice(sections);
+                out.extend_from_slice(&end);
                 Ok(())
             })
         })

@@ -1,0 +1,152 @@
+//! What a checkpoint has brought, as its primary says it (`specs/replica.md §7`).
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::WireError;
+use crate::{PAGE_SIZE, reader};
+
+const MESSAGE: &str = "summary of a checkpoint";
+const RULES: &str = "specs/replica.md §7";
+
+/// XXH3-64 of a zero page.
+static ZERO_PAGE: LazyLock<u64> = LazyLock::new(|| xxh3_64(&[0; PAGE_SIZE]));
+
+/// Counts of pages and a digest of what they hold, in any order. Sums of parts are added to the sum of the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PageSums {
+    /// Pages that came with content, whole or as differences.
+    pub normal_pages: u64,
+    /// Pages that came as zero.
+    pub zero_pages: u64,
+    /// The sum over all of them of XXH3-64 of place and content, modulo 2^64.
+    pub digest: u64,
+}
+
+impl PageSums {
+    /// Adds a page with content. For a difference it is that of the page that results. `block`: its number in the block list.
+    pub fn page(&mut self, block: usize, page: u64, content: &[u8]) {
+        self.normal_pages += 1;
+        self.digest = self.digest.wrapping_add(placed(block, page, xxh3_64(content)));
+    }
+
+    /// Adds `count` zero pages from `first` on.
+    pub fn zeros(&mut self, block: usize, first: u64, count: u64) {
+        self.zero_pages += count;
+        for page in first..first.saturating_add(count) {
+            self.digest = self.digest.wrapping_add(placed(block, page, *ZERO_PAGE));
+        }
+    }
+
+    /// Adds what another lane has summed up.
+    pub fn add(&mut self, other: &Self) {
+        self.normal_pages += other.normal_pages;
+        self.zero_pages += other.zero_pages;
+        self.digest = self.digest.wrapping_add(other.digest);
+    }
+}
+
+/// The digest of content at its place.
+fn placed(block: usize, page: u64, content: u64) -> u64 {
+    let mut bytes = [0; 24];
+    bytes[..8].copy_from_slice(&(block as u64).to_be_bytes());
+    bytes[8..16].copy_from_slice(&page.to_be_bytes());
+    bytes[16..].copy_from_slice(&content.to_be_bytes());
+    xxh3_64(&bytes)
+}
+
+/// The last section of a Sterna's checkpoint: by it a standby knows that all has come as it was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CheckpointSummary {
+    /// Of the checkpoint; 0 in the seeding, where all else is 0.
+    pub number: u64,
+    /// Its pages.
+    pub pages: PageSums,
+    /// XXH3-64 of all sections before this one.
+    pub sections: u64,
+}
+
+/// A field of a summary that differs, in what it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SummaryDifference {
+    /// Its name.
+    pub field: &'static str,
+    /// What the primary says.
+    pub said: u64,
+    /// What is so.
+    pub found: u64,
+}
+
+impl fmt::Display for SummaryDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, said, found } = self;
+        match field.starts_with("digest") {
+            true => write!(f, "its {field} is {found:016x}, and its primary says {said:016x}"),
+            false => write!(f, "its {field} is {found}, and its primary says {said}"),
+        }
+    }
+}
+
+impl CheckpointSummary {
+    /// Name of the section in a checkpoint.
+    pub const SECTION_NAME: &str = "sterna/checkpoint";
+    /// Instance of the section.
+    pub const SECTION_INSTANCE: u32 = 0;
+    /// Version of its body.
+    pub const SECTION_VERSION: u32 = 1;
+    /// Bytes of a body, without the length before it.
+    pub const BODY_BYTES: usize = 40;
+
+    /// Of a checkpoint whose other sections are `sections`.
+    #[must_use]
+    pub fn of(number: u64, pages: PageSums, sections: &[u8]) -> Self {
+        Self { number, pages, sections: xxh3_64(sections) }
+    }
+
+    /// The first field in which `found` is something else.
+    #[must_use]
+    pub fn difference(&self, found: &Self) -> Option<SummaryDifference> {
+        let fields = |of: &Self| {
+            [
+                ("number", of.number),
+                ("count of normal pages", of.pages.normal_pages),
+                ("count of zero pages", of.pages.zero_pages),
+                ("digest of the pages", of.pages.digest),
+                ("digest of the sections", of.sections),
+            ]
+        };
+        let mut both = fields(self).into_iter().zip(fields(found));
+        let ((field, said), (_, found)) = both.find(|((_, said), (_, found))| said != found)?;
+        Some(SummaryDifference { field, said, found })
+    }
+
+    /// The section's body.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let Self { number, pages, sections } = self;
+        let values = [*number, pages.normal_pages, pages.zero_pages, pages.digest, *sections];
+        values.iter().flat_map(|value| value.to_be_bytes()).collect()
+    }
+
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It has another length.
+    pub fn decode(body: &[u8]) -> Result<Self, WireError> {
+        let read = reader::decode(body, MESSAGE, |r| {
+            let number = r.u64()?;
+            let (normal_pages, zero_pages, digest) = (r.u64()?, r.u64()?, r.u64()?);
+            let pages = PageSums { normal_pages, zero_pages, digest };
+            Ok(Self { number, pages, sections: r.u64()? })
+        });
+        match read? {
+            Some((summary, used)) if used == body.len() => Ok(summary),
+            _ => {
+                let rule = format!("it has {} bytes, not {}", body.len(), Self::BODY_BYTES);
+                Err(WireError::misbehaved(MESSAGE, 0, RULES, rule))
+            }
+        }
+    }
+}
