@@ -139,6 +139,7 @@ pub fn join(
     let standby = standby.expect("listening");
     let options = PrimaryOptions {
         checkpoint_delay: way.delay,
+        checkpoint_mode: way.mode,
         checkpoints_in_flight: way.in_flight,
         checkpoint_copy: way.copy,
         terms,
@@ -186,6 +187,7 @@ pub struct Way {
     pub compression: Compression,
     pub zero_pages: sterna::ZeroPageDetection,
     pub delay: Duration,
+    pub mode: CheckpointMode,
     pub in_flight: u8,
     pub copy: CheckpointCopy,
     pub buffer_bytes: u64,
@@ -202,6 +204,7 @@ pub const PLAIN: Way = Way {
     compression: Compression::None,
     zero_pages: sterna::ZeroPageDetection::Multifd,
     delay: Duration::from_millis(5),
+    mode: CheckpointMode::Interval,
     in_flight: 1,
     copy: CheckpointCopy::Auto,
     buffer_bytes: 64 << 20,
@@ -432,10 +435,15 @@ impl EpochGate for AskingGate {
 fn protection_that_is_cancelled_in_its_first_checkpoint_leaves_the_gate_open() {
     let (closes, is_closing) = channel();
     let (go_on, answer) = channel();
-    let gate = ByteGate::new(1 << 20, |_| {}).unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let says = Arc::clone(&said);
+    let gate = ByteGate::new(1 << 20, move |bytes| says.lock().extend_from_slice(bytes)).unwrap();
     let gate = Arc::new(AskingGate { gate, closes: Mutex::new((closes, answer)) });
     let pair = protect(writer(), &PLAIN, TERMS, gate.clone());
     is_closing.recv_timeout(PATIENCE).expect("a first checkpoint");
+    gate.gate.put(b"before it ");
+    assert!(gate.gate.wait_until_empty(PATIENCE));
+    assert_eq!(*said.lock(), b"before it ", "the standby holds nothing yet that could survive");
 
     pair.primary.unprotect().expect("nothing is held");
 
@@ -445,6 +453,20 @@ fn protection_that_is_cancelled_in_its_first_checkpoint_leaves_the_gate_open() {
     assert!(gate.gate.wait_until_empty(PATIENCE));
     assert!(matches!(pair.primary.wait(), primary::Outcome::Failed(_)));
     assert_lives_on(&pair.guest);
+}
+
+#[test]
+fn first_checkpoint_follows_the_seeding_at_once_in_every_mode() {
+    // None is due for ten minutes.
+    let delay = 10 * PATIENCE;
+    for mode in [CheckpointMode::Interval, CheckpointMode::Output(delay), CheckpointMode::Load(1)] {
+        for (lanes, in_flight) in [(0, 1), (2, 3)] {
+            let way = Way { lanes, in_flight, delay, mode, ..PLAIN };
+            let pair = protect(writer(), &way, TERMS, Arc::new(NoOutput));
+            pair.wait_for_held(1);
+            assert_eq!(pair.primary.statistics().taken, 1, "{way:?}: the next one has its interval");
+        }
+    }
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn page_that_is_written_again_while_its_checkpoint_waits_is_in_the_next_one() {
     // The same pages over and over, some in each checkpoint and not in all.
     let config = ProcessConfig { pattern: Pattern::Random, working_set_pages: Some(150), ..small_writer() };
     for lanes in [0, 2] {
-        // No other comes than those that are asked for, which would bring what these lack.
+        // Behind the first no other comes than those that are asked for, which would bring what these lack.
         let way = Way { lanes, in_flight: 4, delay: 10 * PATIENCE, ..PLAIN };
         // The standby outlasts the lease before it takes over.
         let terms = Terms { lease: Duration::from_secs(3), ..TERMS };
@@ -74,7 +74,6 @@ fn page_that_is_written_again_while_its_checkpoint_waits_is_in_the_next_one() {
             wait_for("a checkpoint", || pair.primary.statistics().taken == number);
             assert!(pair.guest.wait_progress(3, PATIENCE), "{way:?}: the guest goes on");
         };
-        take(1);
         pair.wait_for_held(1);
         pair.holds_back.store(true, Ordering::SeqCst);
         (2..=5).for_each(take);

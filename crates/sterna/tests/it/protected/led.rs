@@ -41,7 +41,7 @@ impl Led {
         Self::protect(here, way, cache_pages, 1)
     }
 
-    /// Protects the guest by a new standby, and takes the first checkpoint.
+    /// Protects the guest by a new standby, which holds the first checkpoint then.
     pub fn protect(here: Arc<Plain>, way: &Way, cache_pages: u64, generation: u64) -> Self {
         let there = Plain::new(memory());
         let (params, capabilities) = way.settings();
@@ -87,8 +87,9 @@ impl Led {
         let (at, observer) = (link.address(), Arc::new(()));
         let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, observer)
             .expect("protected");
-        let mut led = Self { here, there, primary, standby, arbiter, number: 0, link, holds_back };
-        led.checkpoint();
+        // The first one comes by itself.
+        let led = Self { here, there, primary, standby, arbiter, number: 1, link, holds_back };
+        led.wait_until_held();
         led
     }
 
