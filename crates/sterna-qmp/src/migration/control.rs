@@ -18,7 +18,7 @@ use super::dirty_rate::{self, Measuring, Order};
 use super::engine::{Engine, GuestAt, Outgoing, Protecting, Receiving};
 use super::objects::Objects;
 use super::parameters::ParameterSet;
-use super::protection::ProtectionMeans;
+use super::protection::{Protection, ProtectionMeans};
 use super::query;
 use super::real::SternaEngine;
 use super::refusal::refused;
@@ -53,7 +53,7 @@ struct ControlState {
     began_without_guest: bool,
     /// The VM was started with `-S` and nobody has said `cont` yet.
     prelaunch: bool,
-    /// Of the guest's last protection from here; 0 before the first.
+    /// Of the last protection from here; 0 before the first.
     generation: u64,
 }
 
@@ -134,13 +134,16 @@ impl MigrationControl {
             return Err(QmpError::generic(format!("This guest cannot be protected: {reason}")));
         }
         let options = state.parameters.primary_options(means.terms);
-        let protecting = Protecting { means, options, generation: state.generation + 1 };
+        // The guest may have come from a protection whose standby this was.
+        let came_from = state.incoming.as_deref().and_then(Receiving::protection);
+        let generation = state.generation.max(came_from.map_or(0, Protection::generation)) + 1;
+        let protecting = Protecting { means, options, generation };
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
         let capabilities = state.capabilities.to_engine(true);
         let (vm, observer) = (self.vm.clone(), self.relay.clone());
         let started = self.engine.start_protected(vm, to, protecting, parameters, capabilities, observer);
         let outgoing = started.map_err(QmpError::generic)?;
-        state.generation += 1;
+        state.generation = generation;
         colo::watch_primary(outgoing.clone(), self.vm.clone(), self.relay.bus.clone());
         state.outgoing = Some(outgoing);
         Ok(())
