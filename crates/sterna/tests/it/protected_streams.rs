@@ -382,7 +382,7 @@ fn device_that_cannot_be_loaded_claims_nothing_and_is_taken_over_when_it_can() {
     // The primary stands: it does not reach the arbiter.
     *pair.arbiter.0.lock() = Some("standby");
 
-    pair.cut.store(0, Ordering::SeqCst);
+    pair.link.knobs.cut.store(0, Ordering::SeqCst);
 
     let contact = pair.standby.contact().expect("a contact");
     wait_for("the failure", || contact.state().state == standby::State::Unready);

@@ -3,6 +3,7 @@
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna::replica::PrimaryStatistics;
 
+use super::link::Link;
 use super::*;
 use crate::plain::Plain;
 
@@ -24,9 +25,7 @@ pub struct Led {
     pub arbiter: Arc<Arbiter>,
     /// Checkpoints so far.
     number: u64,
-    link: Proxy,
-    /// Nothing of the guest's state goes on to the standby.
-    holds_back: Arc<AtomicBool>,
+    link: Link,
 }
 
 impl Led {
@@ -47,48 +46,19 @@ impl Led {
         let (params, capabilities) = way.settings();
         let params = Parameters { xbzrle_cache_bytes: cache_pages * PAGE_SIZE as u64, ..params };
         let arbiter = Arc::<Arbiter>::default();
-        let claims = Arc::clone(&arbiter);
-        let rules = ContactRules {
-            secret: Secret::from_bytes([3; 32]),
-            is_required: true,
-            claims: Arc::new(move |_| claims.of("standby")),
-            fence: Arc::new(|_| panic!("a guest of this process stops by itself")),
-        };
-        let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
-        let survivor = Arc::new(VmSurvivor::new(Arc::clone(&there) as _).expect("the place is free"));
-        let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
+        let survivor = VmSurvivor::new(Arc::clone(&there) as _).expect("the place is free");
         // A receiver takes differences whether it was told of them or not.
         let theirs = Capabilities { xbzrle: false, ..capabilities };
-        let standby =
-            Standby::protect(&at, &options, params.clone(), theirs, Arc::new(()), survivor, Some(rules))
-                .expect("listening");
-        let holds_back = Arc::<AtomicBool>::default();
-        let is_held_back = Arc::clone(&holds_back);
-        let filter = move |line, direction, _, _: &mut Vec<u8>| {
-            let is_state = line != Line::Other && direction == Direction::Forward;
-            if is_state && is_held_back.load(Ordering::SeqCst) { Verdict::Later } else { Verdict::Pass }
-        };
-        let link = Proxy::new(&standby.address(), Box::new(filter));
-        let options = PrimaryOptions {
-            checkpoint_delay: 10 * PATIENCE,
-            checkpoints_in_flight: way.in_flight,
-            checkpoint_copy: way.copy,
-            terms: TERMS,
-            buffer_bytes: way.buffer_bytes,
-            ..PrimaryOptions::default()
-        };
-        let guardians = Guardians {
-            protection: Protection { id: [7; 16], generation },
-            secret: Secret::from_bytes([3; 32]),
-            claims: arbiter.of("primary"),
-            gate: Arc::new(NoOutput),
-        };
+        let standby = stand_by(survivor, params.clone(), theirs, &arbiter);
+        let link = Link::new(&standby.address());
+        let options = PrimaryOptions { checkpoint_delay: 10 * PATIENCE, ..way.options(TERMS) };
+        let guardians = guardians(&arbiter, generation, Arc::new(NoOutput));
         let vm: Arc<dyn SourceVm> = Arc::clone(&here) as _;
         let (at, observer) = (link.address(), Arc::new(()));
         let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, observer)
             .expect("protected");
         // The first one comes by itself.
-        let led = Self { here, there, primary, standby, arbiter, number: 1, link, holds_back };
+        let led = Self { here, there, primary, standby, arbiter, number: 1, link };
         led.wait_until_held();
         led
     }
@@ -126,7 +96,7 @@ impl Led {
     }
 
     pub fn hold_back(&self, is_held_back: bool) {
-        self.holds_back.store(is_held_back, Ordering::SeqCst);
+        self.link.hold_back(is_held_back);
     }
 
     /// The network between the two is lost.
