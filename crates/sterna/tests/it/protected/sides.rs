@@ -16,16 +16,7 @@ use sterna_guests::process::{ProcessConfig, ProcessGuest};
 
 use super::link::Link;
 use crate::common::*;
-
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+pub use crate::support::{PATIENCE, wait_for};
 
 /// A lease that no busy host lets run out.
 pub const TERMS: Terms = Terms {
