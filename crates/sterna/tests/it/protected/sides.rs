@@ -188,7 +188,6 @@ impl Way {
             checkpoint_copy: self.copy,
             terms,
             buffer_bytes: self.buffer_bytes,
-            ..PrimaryOptions::default()
         }
     }
 
