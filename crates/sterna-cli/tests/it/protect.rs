@@ -1,21 +1,29 @@
 //! `sterna protect` with two of Sterna's own VMs, as users run them. With QEMU: interop's `qemu_protect`.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+mod again;
+
+use std::ops::Deref;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
-use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::protection::{Process, Site, command, connect, sterna, wait};
 
 /// A primary, its standby, and the command that tells both; an arbiter in a directory.
 struct Pair {
-    directory: tempfile::TempDir,
-    primary: Child,
-    standby: Child,
-    protects: Child,
+    site: Site,
+    primary: Process,
+    standby: Process,
+    protects: Process,
+}
+
+impl Deref for Pair {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
+    }
 }
 
 impl Pair {
@@ -23,133 +31,60 @@ impl Pair {
         Self::with(&["--lease=2s"], more)
     }
 
-    fn with(vm: &[&str], more: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let at = directory.path();
-        std::fs::create_dir(at.join("arbiter")).unwrap();
-        let primary = run(at, "a.qmp", vm);
-        let standby = run(at, "b.qmp", &[vm, &["--incoming=defer"]].concat());
-        wait("the monitors", || connect(&at.join("a.qmp")).is_some() && connect(&at.join("b.qmp")).is_some());
-        let protects = sterna()
-            .arg("protect")
-            .arg(at.join("a.qmp"))
-            .arg(format!("unix:{}", at.join("standby").display()))
-            .arg("--standby-qmp")
-            .arg(at.join("b.qmp"))
-            .args(["--json", "--checkpoint-delay=20"])
-            .args(more)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let pair = Self { directory, primary, standby, protects };
-        wait("ten checkpoints", || pair.report("b.qmp")["checkpoints"].as_u64() >= Some(10));
-        pair
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn ask(&self, name: &str, command: &str) -> Value {
-        connect(&self.path(name)).unwrap().execute(command, Value::Null).unwrap()
-    }
-
-    fn report(&self, name: &str) -> Value {
-        self.ask(name, "x-sterna-query-protection")
-    }
-
-    fn is_running(&self, name: &str) -> bool {
-        self.ask(name, "query-status")["running"] == true
-    }
-
-    /// The guest's memory is one consistent cut, here.
-    fn assert_consistent(&self, name: &str) {
-        let mut vm = connect(&self.path(name)).unwrap();
-        let verdict = vm.execute("x-sterna-check-guest", Value::Null).unwrap();
-        assert_eq!(verdict["consistent"], true, "{verdict}");
+    fn with(options: &[&str], more: &[&str]) -> Self {
+        let site = Site::new();
+        let primary = site.start("a", vm(&site, "a").args(options));
+        let standby = site.start("b", vm(&site, "b").args(options).arg("--incoming=defer"));
+        let protects = Process(site.protect("a", "b", more).spawn().unwrap());
+        site.await_checkpoints("b", 10);
+        Self { site, primary, standby, protects }
     }
 
     /// How `sterna protect` ends.
     fn protect_ends(&mut self) -> (Option<i32>, String) {
-        let status = self.protects.wait().unwrap();
-        let mut said = String::new();
-        std::io::Read::read_to_string(self.protects.stderr.as_mut().unwrap(), &mut said).unwrap();
-        (status.code(), said)
+        (self.protects.wait(), self.protect_said())
     }
 }
 
-impl Drop for Pair {
-    fn drop(&mut self) {
-        for child in [&mut self.protects, &mut self.primary, &mut self.standby] {
-            // Both fail if it has ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
+/// The guest's memory is one consistent cut, here.
+fn assert_consistent(site: &Site, side: &str) {
+    let verdict = site.ask(side, "x-sterna-check-guest");
+    assert_eq!(verdict["consistent"], true, "{verdict}");
 }
 
-fn sterna() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_sterna"))
+fn vm(site: &Site, side: &str) -> Command {
+    vm_with(site, side, &site.arbiter())
 }
 
-fn run(at: &Path, socket: &str, more: &[&str]) -> Child {
-    run_with(at, socket, &format!("file:{}", at.join("arbiter").display()), more)
-}
-
-fn run_with(at: &Path, socket: &str, arbiter: &str, more: &[&str]) -> Child {
-    sterna()
-        .args(["run", "--machine=process", "--ram=32M", "--rate=2000", "--vcpus=2"])
-        .arg(format!("--qmp=unix:{}", at.join(socket).display()))
-        .arg(format!("--arbiter={arbiter}"))
-        .arg(format!("--exit-with-parent={}", std::process::id()))
-        .args(more)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
-}
-
-fn connect(socket: &Path) -> Option<Vm> {
-    Vm::connect(&Endpoint::Unix(socket.to_owned())).ok()
-}
-
-fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn command(name: &str, socket: &Path, more: &[&str]) -> Output {
-    sterna().arg(name).arg(socket).args(more).output().unwrap()
+fn vm_with(site: &Site, side: &str, arbiter: &str) -> Command {
+    let mut vm = site.vm(side, arbiter);
+    vm.args(["--machine=process", "--ram=32M", "--rate=2000", "--vcpus=2"]);
+    vm
 }
 
 #[test]
 fn guest_of_a_killed_primary_goes_on_at_its_standby() {
     for channels in [&[][..], &["--channels=2"], &["--channels=2", "--delta", "--in-flight=3"]] {
         let mut pair = Pair::new(channels);
-        assert_eq!(pair.ask("a.qmp", "query-migrate")["status"], "colo");
-        assert_eq!(pair.ask("a.qmp", "query-colo-status")["mode"], "primary");
-        let capabilities = pair.ask("a.qmp", "query-migrate-capabilities");
+        assert_eq!(pair.ask("a", "query-migrate")["status"], "colo");
+        assert_eq!(pair.ask("a", "query-colo-status")["mode"], "primary");
+        let capabilities = pair.ask("a", "query-migrate-capabilities");
         let is_on = |name: &str| {
             let entries = capabilities.as_array().unwrap();
             entries.iter().any(|entry| entry["capability"] == name && entry["state"] == true)
         };
         assert_eq!(is_on("xbzrle"), channels.contains(&"--delta"), "{channels:?}");
-        assert_eq!(pair.ask("b.qmp", "query-colo-status")["mode"], "secondary");
-        assert!(!pair.is_running("b.qmp"));
+        assert_eq!(pair.ask("b", "query-colo-status")["mode"], "secondary");
+        assert!(!pair.is_running("b"));
 
-        pair.primary.kill().unwrap();
+        pair.primary.kill();
 
-        wait("the survivor", || pair.is_running("b.qmp"));
-        wait("the end at the standby", || pair.ask("b.qmp", "query-migrate")["status"] == "completed");
+        wait("the survivor", || pair.is_running("b"));
+        wait("the end at the standby", || pair.ask("b", "query-migrate")["status"] == "completed");
         assert_eq!(std::fs::read_dir(pair.path("arbiter")).unwrap().count(), 1, "one claim");
         let (status, said) = pair.protect_ends();
         assert_eq!(status, Some(3), "{said}");
-        pair.assert_consistent("b.qmp");
+        assert_consistent(&pair, "b");
     }
 }
 
@@ -163,7 +98,7 @@ fn how_checkpoints_are_taken_is_set_by_the_command_and_changes_live() {
         "--checkpoint-copy=copy-on-write",
     ];
     let pair = Pair::new(&options);
-    let shown = pair.ask("a.qmp", "query-migrate-parameters");
+    let shown = pair.ask("a", "query-migrate-parameters");
     assert_eq!(shown["x-sterna-checkpoint-mode"], "load");
     assert_eq!(
         (&shown["x-sterna-checkpoint-overhead"], &shown["x-sterna-output-delay"]),
@@ -172,15 +107,14 @@ fn how_checkpoints_are_taken_is_set_by_the_command_and_changes_live() {
     assert_eq!(shown["x-sterna-checkpoints-in-flight"], 2);
     assert_eq!(shown["x-sterna-checkpoint-copy"], "copy-on-write");
     let set = |parameters: Value| {
-        let mut vm = connect(&pair.path("a.qmp")).unwrap();
+        let mut vm = connect(&pair.socket("a")).unwrap();
         vm.execute("migrate-set-parameters", parameters)
     };
 
     set(json!({"x-sterna-checkpoint-mode": "interval", "x-checkpoint-delay": 600_000})).unwrap();
-    assert_eq!(pair.report("a.qmp")["checkpoint-interval"], json!(600.0));
+    assert_eq!(pair.report("a")["checkpoint-interval"], json!(600.0));
     set(json!({"x-sterna-checkpoints-in-flight": 4, "x-checkpoint-delay": 20})).unwrap();
-    let before = pair.report("b.qmp")["checkpoints"].as_u64();
-    wait("more checkpoints", || pair.report("b.qmp")["checkpoints"].as_u64() > before);
+    pair.await_checkpoints("b", 1);
     for wrong in [json!({"x-sterna-checkpoints-in-flight": 5}), json!({"x-sterna-checkpoint-overhead": 91})] {
         assert!(set(wrong).is_err());
     }
@@ -208,33 +142,33 @@ fn what_only_a_sterna_vm_has_is_refused_for_a_qemu() {
 fn primary_of_a_killed_standby_goes_on_alone() {
     let mut pair = Pair::new(&[]);
 
-    pair.standby.kill().unwrap();
+    pair.standby.kill();
 
     let (status, said) = pair.protect_ends();
     assert_eq!(status, Some(0), "{said}");
-    assert!(pair.is_running("a.qmp"));
-    assert_eq!(pair.ask("a.qmp", "query-colo-status")["last-mode"], "primary");
-    pair.assert_consistent("a.qmp");
+    assert!(pair.is_running("a"));
+    assert_eq!(pair.ask("a", "query-colo-status")["last-mode"], "primary");
+    assert_consistent(&pair, "a");
 }
 
 #[test]
 fn guest_is_handed_over_as_planned_and_protection_ends_by_word() {
     let mut pair = Pair::new(&["--channels=2"]);
-    let taken = command("takeover", &pair.path("b.qmp"), &["--planned"]);
+    let taken = command("takeover", &pair.socket("b"), &["--planned"]);
     assert!(taken.status.success(), "{taken:?}");
-    wait("the guest", || pair.is_running("b.qmp"));
+    wait("the guest", || pair.is_running("b"));
     let (status, said) = pair.protect_ends();
     assert_eq!(status, Some(0), "{said}");
-    pair.assert_consistent("b.qmp");
+    assert_consistent(&pair, "b");
     let over = json!({"status": "postmigrate", "running": false});
-    wait("the end at the primary", || pair.ask("a.qmp", "query-status") == over);
+    wait("the end at the primary", || pair.ask("a", "query-status") == over);
 
     let mut pair = Pair::new(&[]);
-    let ended = command("unprotect", &pair.path("a.qmp"), &[]);
+    let ended = command("unprotect", &pair.socket("a"), &[]);
     assert!(ended.status.success(), "{ended:?}");
-    assert!(pair.is_running("a.qmp"));
+    assert!(pair.is_running("a"));
     // The standby says that it is over before it is.
-    wait("the end at the standby", || pair.ask("b.qmp", "query-migrate")["status"] == "failed");
+    wait("the end at the standby", || pair.ask("b", "query-migrate")["status"] == "failed");
     assert_eq!(pair.protect_ends().0, Some(0));
 }
 
@@ -242,22 +176,21 @@ fn guest_is_handed_over_as_planned_and_protection_ends_by_word() {
 fn planned_takeover_without_an_arbiter_fails_and_the_guest_goes_on_protected() {
     let mut pair = Pair::with(&["--lease=60s"], &[]);
     std::fs::rename(pair.path("arbiter"), pair.path("away")).unwrap();
-    let checkpoints = |pair: &Pair| pair.report("b.qmp")["checkpoints"].as_u64().unwrap();
-    let before = checkpoints(&pair);
+    let before = pair.checkpoints("b");
 
-    let refused = command("takeover", &pair.path("b.qmp"), &["--planned"]);
+    let refused = command("takeover", &pair.socket("b"), &["--planned"]);
 
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("the arbiter cannot be asked now") && said.contains("protected"), "{said}");
-    assert!(pair.is_running("a.qmp") && !pair.is_running("b.qmp"));
-    wait("checkpoints", || checkpoints(&pair) > before + 5);
+    assert!(pair.is_running("a") && !pair.is_running("b"));
+    wait("checkpoints", || pair.checkpoints("b") > before + 5);
 
     std::fs::rename(pair.path("away"), pair.path("arbiter")).unwrap();
-    assert!(command("takeover", &pair.path("b.qmp"), &["--planned"]).status.success());
-    wait("the guest at the standby", || pair.is_running("b.qmp"));
+    assert!(command("takeover", &pair.socket("b"), &["--planned"]).status.success());
+    wait("the guest at the standby", || pair.is_running("b"));
     assert_eq!(pair.protect_ends().0, Some(0));
-    pair.assert_consistent("b.qmp");
+    assert_consistent(&pair, "b");
 }
 
 #[test]
@@ -265,23 +198,22 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
     let pair = Pair::new(&[]);
     std::fs::rename(pair.path("arbiter"), pair.path("away")).unwrap();
 
-    assert!(command("takeover", &pair.path("b.qmp"), &[]).status.success());
+    assert!(command("takeover", &pair.socket("b"), &[]).status.success());
 
-    for (name, state) in [("a.qmp", "asking"), ("b.qmp", "claiming")] {
+    for (name, state) in [("a", "asking"), ("b", "claiming")] {
         let arbiter = pair.path("arbiter").display().to_string();
         wait(&format!("{state} with the arbiter's name at {name}"), || {
-            let info = command("info", &pair.path(name), &[]);
+            let info = command("info", &pair.socket(name), &[]);
             let info = String::from_utf8_lossy(&info.stdout).into_owned();
             info.contains(state) && info.contains(&arbiter) && info.contains("gives no ruling")
         });
     }
-    wait("the stop", || !pair.is_running("a.qmp"));
-    assert!(!pair.is_running("b.qmp"));
+    wait("the stop", || !pair.is_running("a"));
+    assert!(!pair.is_running("b"));
 
     std::fs::rename(pair.path("away"), pair.path("arbiter")).unwrap();
     wait("one survivor", || {
-        let runs =
-            ["a.qmp", "b.qmp"].map(|name| connect(&pair.path(name)).is_some() && pair.is_running(name));
+        let runs = ["a", "b"].map(|name| connect(&pair.socket(name)).is_some() && pair.is_running(name));
         assert_ne!(runs, [true, true]);
         runs != [false, false]
     });
@@ -289,11 +221,9 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
 
 #[test]
 fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let _vm = Vms(vec![run(directory.path(), "a.qmp", &[])]);
-    let socket = directory.path().join("a.qmp");
-    wait("the monitor", || connect(&socket).is_some());
-    let mut vm = connect(&socket).unwrap();
+    let site = Site::new();
+    let _vm = site.start("a", &mut vm(&site, "a"));
+    let mut vm = connect(&site.socket("a")).unwrap();
     let on = |names: &[&str]| {
         let on: Vec<_> = names.iter().map(|name| json!({"capability": name, "state": true})).collect();
         json!({ "capabilities": on })
@@ -310,7 +240,7 @@ fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_o
 
     // When it is started.
     vm.execute("migrate-set-capabilities", on(&["x-colo"])).unwrap();
-    let file = format!("file:{}", directory.path().join("image").display());
+    let file = format!("file:{}", site.path("image").display());
     for (uri, says) in [
         (file.as_str(), "a standby listens at tcp: or unix:"),
         ("rdma:127.0.0.1:9", "a standby listens at tcp: or unix:"),
@@ -320,7 +250,7 @@ fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_o
         assert!(refused.contains(says), "{uri}: {refused}");
         assert_eq!(vm.run_state().unwrap(), "running");
     }
-    assert!(!directory.path().join("image").exists());
+    assert!(!site.path("image").exists());
     vm.execute("migrate-set-parameters", json!({"x-checkpoint-delay": 0}))
         .expect_err("it would not let the guest run");
 }
@@ -328,65 +258,45 @@ fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_o
 #[test]
 fn frozen_primary_says_nothing_when_it_wakes_and_ends() {
     let mut pair = Pair::new(&[]);
-    let id = rustix::process::Pid::from_child(&pair.primary);
+    let id = rustix::process::Pid::from_child(&pair.primary.0);
     rustix::process::kill_process(id, rustix::process::Signal::STOP).unwrap();
 
-    wait("the survivor", || pair.is_running("b.qmp"));
+    wait("the survivor", || pair.is_running("b"));
     rustix::process::kill_process(id, rustix::process::Signal::CONT).unwrap();
 
     // The claim is lost: its guest never runs again, and its VM ends.
-    let ended = {
-        let begin = Instant::now();
-        loop {
-            match pair.primary.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(begin.elapsed() < PATIENCE, "it does not end"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    };
-    assert_eq!(ended.code(), Some(6));
-    assert!(pair.is_running("b.qmp"));
-    pair.assert_consistent("b.qmp");
+    assert_eq!(pair.primary.wait(), Some(6));
+    assert!(pair.is_running("b"));
+    assert_consistent(&pair, "b");
 }
 
 #[test]
 fn sides_with_two_arbiters_are_refused_by_name_and_the_guest_runs_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = directory.path();
+    let site = Site::new();
     let spec = |name: &str| {
-        std::fs::create_dir_all(at.join(name)).unwrap();
-        format!("file:{}", at.join(name).display())
+        std::fs::create_dir_all(site.path(name)).unwrap();
+        format!("file:{}", site.path(name).display())
     };
     for (here, there, why) in [
         (spec("one"), spec("other"), "do not share it"),
         (spec("one"), "ask".to_owned(), "of two kinds"),
-        (spec("one"), format!("file:{}", at.join("nowhere").display()), "cannot ask its arbiter"),
+        (spec("one"), format!("file:{}", site.path("nowhere").display()), "cannot ask its arbiter"),
     ] {
-        let mut vms = Vms(Vec::new());
-        vms.0.push(run_with(at, "a.qmp", &here, &[]));
-        vms.0.push(run_with(at, "b.qmp", &there, &["--incoming=defer"]));
-        wait("the monitors", || connect(&at.join("a.qmp")).is_some() && connect(&at.join("b.qmp")).is_some());
+        let _primary = site.start("a", &mut vm_with(&site, "a", &here));
+        let _standby = site.start("b", vm_with(&site, "b", &there).arg("--incoming=defer"));
 
-        let ended = sterna()
-            .arg("protect")
-            .arg(at.join("a.qmp"))
-            .arg(format!("unix:{}", at.join("standby").display()))
-            .arg("--standby-qmp")
-            .arg(at.join("b.qmp"))
-            .output()
-            .unwrap();
+        let ended = site.protect("a", "b", &[]).status().unwrap();
 
-        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        assert_eq!(ended.status.code(), Some(1), "{said}");
+        let said = site.protect_said();
+        assert_eq!(ended.code(), Some(1), "{said}");
         assert!(said.contains(why) && said.contains(&there["file:".len().min(there.len())..]), "{said}");
-        let mut primary = connect(&at.join("a.qmp")).unwrap();
+        let mut primary = connect(&site.socket("a")).unwrap();
         assert_eq!(primary.execute("query-status", Value::Null).unwrap()["running"], true);
         let report = primary.execute("x-sterna-query-protection", Value::Null);
         assert!(report.is_err() || report.unwrap()["checkpoints"].as_u64().unwrap_or(0) == 0);
         for name in ["one", "other"] {
             assert_eq!(
-                std::fs::read_dir(at.join(name))
+                std::fs::read_dir(site.path(name))
                     .unwrap()
                     .filter(|entry| {
                         !entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(".token")
@@ -396,43 +306,26 @@ fn sides_with_two_arbiters_are_refused_by_name_and_the_guest_runs_on() {
                 "nothing is claimed"
             );
         }
-        drop(vms);
-        let _ = std::fs::remove_file(at.join("standby"));
-    }
-}
-
-/// They end with it.
-struct Vms(Vec<Child>);
-
-impl Drop for Vms {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // Both fail if it has ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = std::fs::remove_file(site.path("to-b"));
     }
 }
 
 #[test]
 fn guest_without_a_standby_is_refused_protection_and_runs_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut vm = run(directory.path(), "a.qmp", &[]);
-    let socket = directory.path().join("a.qmp");
-    wait("the monitor", || connect(&socket).is_some());
+    let site = Site::new();
+    let _vm = site.start("a", &mut vm(&site, "a"));
+    let socket = site.socket("a");
     // Nobody listens there.
-    let nobody = format!("unix:{}", directory.path().join("nobody").display());
+    let nobody = format!("unix:{}", site.path("nobody").display());
     let refused = sterna().arg("protect").arg(&socket).arg(&nobody).output().unwrap();
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     let wrong = sterna().arg("protect").arg(&socket).arg(&nobody).arg("--qmp=unix:x").output().unwrap();
     assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
-    let absent = directory.path().join("absent.qmp");
+    let absent = site.path("absent.qmp");
     let absent =
         sterna().arg("protect").arg(absent).arg(&nobody).arg("--standby-qmp=b.qmp").output().unwrap();
     assert_eq!(absent.status.code(), Some(1), "{absent:?}");
     assert!(String::from_utf8_lossy(&absent.stderr).contains("absent.qmp"), "{absent:?}");
     let mut monitor = connect(&socket).unwrap();
     assert_eq!(monitor.run_state().unwrap(), "running");
-    let _ = vm.kill();
-    let _ = vm.wait();
 }

@@ -3,17 +3,14 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use sterna_guests::ledger;
-use sterna_qmp::Endpoint;
-use sterna_qmp::drive::Vm;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::protection::{Process, Site, command, connect, wait};
 
 /// Says why a test cannot run here.
 #[allow(clippy::print_stderr, reason = "says what was skipped")]
@@ -72,122 +69,50 @@ impl Ear {
 }
 
 struct Pair {
-    directory: tempfile::TempDir,
-    primary: Child,
-    standby: Child,
-    protects: Child,
+    site: Site,
+    primary: Process,
+    standby: Process,
+    protects: Process,
     ear: Ear,
 }
 
-impl Drop for Pair {
-    fn drop(&mut self) {
-        for child in [&mut self.protects, &mut self.primary, &mut self.standby] {
-            // Both fail if it has ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+impl Deref for Pair {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
     }
 }
 
-pub fn sterna() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_sterna"))
-}
-
-fn run(at: &Path, side: &str, more: &[&str]) -> Child {
-    let disk = at.join(format!("{side}.img"));
+/// The ledger's VM, with a disk and a card.
+fn run(site: &Site, side: &str, more: &[&str]) -> Process {
+    let disk = site.path(&format!("{side}.img"));
     File::create(&disk).unwrap().set_len(ledger::DISK_BYTES).unwrap();
-    let child = sterna()
-        .args(["run", "--machine=kvm", "--ram=64M", "--lease=2s"])
-        .arg(format!("--guest=flat:{}", at.join("ledger").display()))
+    std::fs::write(site.path("ledger"), ledger::image()).unwrap();
+    let mut vm = site.vm(side, &site.arbiter());
+    vm.args(["--machine=kvm", "--ram=64M", "--lease=2s"])
+        .arg(format!("--guest=flat:{}", site.path("ledger").display()))
         .arg(format!("--disk={},migrate=copy", disk.display()))
         .arg(format!("--net=tap:{side}"))
-        .arg(format!("--serial={}", at.join(format!("{side}.out")).display()))
-        .arg(format!("--qmp=unix:{}", at.join(format!("{side}.qmp")).display()))
-        .arg(format!("--arbiter=file:{}", at.join("arbiter").display()))
-        .arg(format!("--exit-with-parent={}", std::process::id()))
-        .args(more)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(File::create(at.join(format!("{side}.err"))).unwrap())
-        .spawn()
-        .unwrap();
-    wait("the monitor", || connect(&at.join(format!("{side}.qmp"))).is_some());
+        .arg(format!("--serial={}", site.path(&format!("{side}.out")).display()))
+        .args(more);
+    let vm = site.start(side, &mut vm);
     let is_up = Command::new("ip").args(["link", "set", "dev", side, "up"]).status().unwrap();
     assert!(is_up.success());
-    child
-}
-
-/// `sterna protect`, from one side to another.
-fn protect(at: &Path, from: &str, to: &str, more: &[&str]) -> Command {
-    let mut command = sterna();
-    command
-        .arg("protect")
-        .arg(at.join(format!("{from}.qmp")))
-        .arg(format!("unix:{}", at.join(format!("to-{to}")).display()))
-        .arg("--standby-qmp")
-        .arg(at.join(format!("{to}.qmp")))
-        .arg("--json")
-        .stdout(Stdio::null())
-        .stderr(File::create(at.join("protect.err")).unwrap());
-    let has_delay = more.iter().any(|option| option.starts_with("--checkpoint-delay"));
-    command.args(more).args((!has_delay).then_some("--checkpoint-delay=20"));
-    command
-}
-
-pub fn connect(socket: &Path) -> Option<Vm> {
-    Vm::connect(&Endpoint::Unix(socket.to_owned())).ok()
-}
-
-pub fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    vm
 }
 
 impl Pair {
     fn new(more: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let at = directory.path();
-        std::fs::create_dir(at.join("arbiter")).unwrap();
-        std::fs::write(at.join("ledger"), ledger::image()).unwrap();
+        let site = Site::new();
         let ear = Ear::new();
         // Stopped, so that every packet is heard.
-        let primary = run(at, "a", &["-S"]);
-        let standby = run(at, "b", &["--incoming=defer"]);
-        let _ = connect(&at.join("a.qmp")).unwrap().execute("cont", Value::Null).unwrap();
-        let protects = protect(at, "a", "b", more).spawn().unwrap();
-        let pair = Self { directory, primary, standby, protects, ear };
-        pair.await_checkpoints(10);
-        pair
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn ask(&self, side: &str, command: &str) -> Value {
-        connect(&self.path(&format!("{side}.qmp"))).unwrap().execute(command, Value::Null).unwrap()
-    }
-
-    fn checkpoints(&self, side: &str) -> u64 {
-        self.ask(side, "x-sterna-query-protection")["checkpoints"].as_u64().unwrap_or(0)
-    }
-
-    /// The standby holds so many more.
-    fn await_checkpoints(&self, more: u64) {
-        let before = self.checkpoints("b");
-        let begin = Instant::now();
-        while self.checkpoints("b") < before + more {
-            let said = || std::fs::read_to_string(self.path("protect.err")).unwrap_or_default();
-            assert!(begin.elapsed() < PATIENCE, "checkpoints did not come: {}", said());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn is_running(&self, side: &str) -> bool {
-        self.ask(side, "query-status")["running"] == true
+        let primary = run(&site, "a", &["-S"]);
+        let standby = run(&site, "b", &["--incoming=defer"]);
+        let _ = site.ask("a", "cont");
+        let protects = Process(site.protect("a", "b", more).spawn().unwrap());
+        site.await_checkpoints("b", 10);
+        Self { site, primary, standby, protects, ear }
     }
 
     fn disk(&self, side: &str) -> Vec<u8> {
@@ -210,10 +135,9 @@ fn guest_with_a_disk_and_a_card_goes_on_where_its_last_checkpoint_was() {
         for more in [&[][..], &["--channels=2"]] {
             let mut pair = Pair::new(more);
             let seen_before = pair.lines("a").len();
-            pair.await_checkpoints(20);
+            pair.await_checkpoints("b", 20);
 
-            pair.primary.kill().unwrap();
-            pair.primary.wait().unwrap();
+            pair.primary.kill();
             let (before, _) = pair.ear.heard();
             let said = pair.lines("a");
             wait("the survivor", || pair.is_running("b"));
@@ -244,18 +168,18 @@ fn guest_with_a_disk_and_a_card_goes_on_where_its_last_checkpoint_was() {
 fn disk_of_the_standby_is_that_of_the_last_checkpoint() {
     in_own_network("disk_of_the_standby_is_that_of_the_last_checkpoint", || {
         let mut pair = Pair::new(&[]);
-        pair.await_checkpoints(10);
+        pair.await_checkpoints("b", 10);
         wait("a whole disk", || pair.lines("a").last().is_some_and(|number| *number > ledger::SLOTS + 2));
         let _ = pair.ask("a", "stop");
         // Two more: one may have been taken before.
-        pair.await_checkpoints(3);
+        pair.await_checkpoints("b", 3);
         let here = pair.disk("a");
         wait("the same disk", || pair.disk("b") == here);
         let last = ledger::last_on_disk(&here).unwrap();
         assert!(last > ledger::SLOTS);
 
         // What the primary's disk gets behind the standby's back never comes there.
-        pair.primary.kill().unwrap();
+        pair.primary.kill();
         wait("the end", || pair.ask("b", "query-migrate")["status"] == "completed");
         assert_eq!(pair.ask("b", "query-status")["status"], json!("paused"));
         assert!(pair.disk("b") == here);
@@ -268,7 +192,7 @@ fn disk_of_the_standby_is_that_of_the_last_checkpoint() {
 fn planned_takeover_loses_no_packet_and_leaves_one_disk() {
     in_own_network("planned_takeover_loses_no_packet_and_leaves_one_disk", || {
         let mut pair = Pair::new(&[]);
-        let taken = sterna().arg("takeover").arg(pair.path("b.qmp")).arg("--planned").output().unwrap();
+        let taken = command("takeover", &pair.socket("b"), &["--planned"]);
         assert!(taken.status.success(), "{taken:?}");
         wait("the guest", || pair.is_running("b"));
         let last = *pair.lines("a").last().unwrap();
@@ -285,7 +209,7 @@ fn planned_takeover_loses_no_packet_and_leaves_one_disk() {
 fn guest_whose_standby_is_killed_goes_on_with_everything_it_has_said() {
     in_own_network("guest_whose_standby_is_killed_goes_on_with_everything_it_has_said", || {
         let mut pair = Pair::new(&[]);
-        pair.standby.kill().unwrap();
+        pair.standby.kill();
         wait("its end", || pair.ask("a", "query-migrate")["status"] != "colo");
         let last = *pair.lines("a").last().unwrap();
         wait("the guest", || pair.lines("a").last().is_some_and(|number| *number > last + 200));
@@ -295,7 +219,7 @@ fn guest_whose_standby_is_killed_goes_on_with_everything_it_has_said() {
         assert_eq!(heard[0], 1);
         ledger::last_on_disk(&pair.disk("a")).unwrap();
         // The disk is nobody's copy any more.
-        let grown = connect(&pair.path("a.qmp"))
+        let grown = connect(&pair.socket("a"))
             .unwrap()
             .execute("block_resize", json!({"device": "virtio0", "size": 2 * ledger::DISK_BYTES}));
         assert!(!format!("{grown:?}").contains("copied"), "{grown:?}");
@@ -307,9 +231,8 @@ fn guest_whose_devices_cannot_be_held_is_refused_by_name_and_runs_on() {
     if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
         return skip("guest_whose_devices_cannot_be_held_is_refused_by_name_and_runs_on", error);
     }
-    let directory = tempfile::tempdir().unwrap();
-    let at = directory.path();
-    let disk = at.join("disk");
+    let site = Site::new();
+    let disk = site.path("disk");
     File::create(&disk).unwrap().set_len(1 << 20).unwrap();
     let cases = [
         ("shared", "migrate=shared", Some("both sides see the disk")),
@@ -318,52 +241,35 @@ fn guest_whose_devices_cannot_be_held_is_refused_by_name_and_runs_on() {
         ("copy", "migrate=copy", None),
     ];
     for (name, options, says) in cases {
-        let socket = at.join(name);
-        let mut vm = sterna()
-            .args(["run", "--machine=kvm", "--ram=64M", "--rate=10"])
-            .arg(format!("--disk={},{options}", disk.display()))
-            .arg(format!("--qmp=unix:{}", socket.display()))
-            .arg(format!("--exit-with-parent={}", std::process::id()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        wait("the monitor", || connect(&socket).is_some());
-        let nobody = format!("unix:{}", at.join("nobody").display());
-        let refused = sterna().arg("protect").arg(&socket).arg(&nobody).output().unwrap();
+        let mut vm = site.vm(name, &site.arbiter());
+        vm.args(["--machine=kvm", "--ram=64M", "--rate=10"]);
+        let _vm = site.start(name, vm.arg(format!("--disk={},{options}", disk.display())));
+        let nobody = format!("unix:{}", site.path("nobody").display());
+        let refused = command("protect", &site.socket(name), &[&nobody]);
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         match says {
             Some(why) => assert!(said.contains(why) && said.contains(disk.to_str().unwrap()), "{said}"),
             None => assert!(!said.contains("cannot be protected"), "{said}"),
         }
-        assert_eq!(connect(&socket).unwrap().run_state().unwrap(), "running");
-        let _ = vm.kill();
-        let _ = vm.wait();
+        assert!(site.is_running(name));
     }
 }
 
 #[test]
 fn standby_whose_devices_differ_is_refused_while_the_guest_runs_on() {
     in_own_network("standby_whose_devices_differ_is_refused_while_the_guest_runs_on", || {
-        let directory = tempfile::tempdir().unwrap();
-        let at = directory.path();
-        std::fs::create_dir(at.join("arbiter")).unwrap();
-        std::fs::write(at.join("ledger"), ledger::image()).unwrap();
-        let mut primary = run(at, "a", &[]);
+        let site = Site::new();
+        let _primary = run(&site, "a", &[]);
         // Its name gives its card another address.
-        let mut standby = run(at, "b", &["--incoming=defer", "--name=other"]);
-        let refused = protect(at, "a", "b", &[]).output().unwrap();
-        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-        let mut here = connect(&at.join("a.qmp")).unwrap();
-        assert_eq!(here.run_state().unwrap(), "running");
-        let mut there = connect(&at.join("b.qmp")).unwrap();
-        let why = there.execute("query-migrate", Value::Null).unwrap();
-        assert!(why.to_string().contains("network card 0"), "{why}");
-        for vm in [&mut primary, &mut standby] {
-            let _ = vm.kill();
-            let _ = vm.wait();
-        }
+        let _standby = run(&site, "b", &["--incoming=defer", "--name=other"]);
+        let refused = site.protect("a", "b", &[]).status().unwrap();
+        assert_eq!(refused.code(), Some(1), "{}", site.protect_said());
+        assert!(site.is_running("a"));
+        // It may say so a moment later.
+        wait("the standby's reason", || {
+            site.ask("b", "query-migrate").to_string().contains("network card 0")
+        });
     });
 }
 
@@ -375,7 +281,7 @@ fn disk_at_its_limit_goes_on_with_the_checkpoints_that_it_asks_for() {
             Pair::new(&["--checkpoint-delay=3600000", "--set=x-sterna-checkpoint-buffer-size=65536"]);
         let last = *pair.lines("a").last().unwrap_or(&0);
         wait("the guest", || pair.lines("a").last().is_some_and(|number| *number > last + 50));
-        pair.primary.kill().unwrap();
+        pair.primary.kill();
         wait("the survivor", || pair.is_running("b"));
         wait("the guest", || pair.lines("b").len() > 2 * ledger::SLOTS as usize);
         let _ = pair.ask("b", "stop");
@@ -387,23 +293,55 @@ fn disk_at_its_limit_goes_on_with_the_checkpoints_that_it_asks_for() {
 fn survivor_is_protected_again_with_its_disk_and_its_card() {
     in_own_network("survivor_is_protected_again_with_its_disk_and_its_card", || {
         let mut pair = Pair::new(&[]);
-        pair.primary.kill().unwrap();
-        pair.primary.wait().unwrap();
+        pair.primary.kill();
         wait("the survivor", || pair.is_running("b"));
-        pair.protects.wait().unwrap();
+        pair.protects.wait();
         // The restored host: its disk has what nobody has heard of.
-        pair.primary = run(pair.directory.path(), "a", &["--incoming=defer"]);
+        pair.primary = run(&pair.site, "a", &["--incoming=defer"]);
         std::fs::write(pair.path("a.img"), vec![9; ledger::DISK_BYTES as usize]).unwrap();
-        pair.protects = protect(pair.directory.path(), "b", "a", &[]).spawn().unwrap();
-        wait("checkpoints", || {
-            pair.ask("a", "x-sterna-query-protection")["checkpoints"].as_u64() >= Some(20)
-        });
-        pair.standby.kill().unwrap();
+        pair.protects = Process(pair.site.protect("b", "a", &[]).spawn().unwrap());
+        pair.await_checkpoints("a", 20);
+        pair.standby.kill();
         wait("the second survivor", || pair.is_running("a"));
         wait("the guest", || pair.lines("a").len() > 2 * ledger::SLOTS as usize);
         let _ = pair.ask("a", "stop");
         ledger::last_on_disk(&pair.disk("a")).unwrap();
         let (heard, _) = pair.ear.heard();
         assert!(heard.windows(2).all(|pair| pair[0] < pair[1]));
+    });
+}
+
+#[test]
+fn survivor_is_protected_by_a_third_host_and_nothing_that_was_heard_is_missing() {
+    in_own_network("survivor_is_protected_by_a_third_host_and_nothing_that_was_heard_is_missing", || {
+        let mut pair = Pair::new(&[]);
+        pair.await_checkpoints("b", 20);
+        pair.primary.kill();
+        wait("the survivor", || pair.is_running("b"));
+        pair.protects.wait();
+        let _third = run(&pair.site, "c", &["--incoming=defer"]);
+        let mut protects = Process(pair.site.protect("b", "c", &["--channels=2"]).spawn().unwrap());
+        pair.await_checkpoints("c", 20);
+        assert_eq!(pair.report("c")["contact"]["generation"], 2);
+
+        pair.standby.kill();
+
+        wait("the third host's guest", || pair.is_running("c"));
+        protects.wait();
+        wait("the guest", || pair.lines("c").len() > 2 * ledger::SLOTS as usize);
+        let _ = pair.ask("c", "stop");
+        // No packet twice, and none that the survivor does not know, over both takeovers.
+        let (heard, announcements) = pair.ear.heard();
+        assert!(heard.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(announcements >= 2, "the card says twice where it is");
+        // Each side goes on with a line that follows what was heard, or with some that were heard before.
+        for (before, after) in [("a", "b"), ("b", "c")] {
+            let (before, after) = (pair.lines(before), pair.lines(after));
+            assert!(after[0] <= before.last().unwrap() + 2, "{} after {:?}", after[0], before.last());
+            assert!(after.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+        }
+        let (last, printed) =
+            (ledger::last_on_disk(&pair.disk("c")).unwrap(), *pair.lines("c").last().unwrap());
+        assert!((printed..=printed + 2).contains(&last), "{last} on the disk, {printed} printed");
     });
 }

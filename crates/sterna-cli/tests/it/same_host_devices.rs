@@ -8,7 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 use sterna_guests::ledger;
 
-use crate::protect_devices::{Ear, connect, in_own_network, sterna, wait};
+use crate::protect_devices::{Ear, in_own_network};
+use crate::support::protection::{connect, sterna, wait};
 
 struct Moving {
     directory: tempfile::TempDir,

@@ -1,5 +1,7 @@
 //! What several tests of the command need.
 
+pub mod protection;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,7 @@
 //! One VM's migrations: what operators have set, what runs, and which command is refused when.
 
+mod protecting;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,10 +17,9 @@ use super::colo;
 use super::custody::{NO_GUEST, NOT_STARTED, ONE_CHANNEL, cannot_leave, not_free};
 use super::dirty_limit;
 use super::dirty_rate::{self, Measuring, Order};
-use super::engine::{Engine, GuestAt, Outgoing, Protecting, Receiving};
+use super::engine::{Engine, GuestAt, Outgoing, Receiving};
 use super::objects::Objects;
 use super::parameters::ParameterSet;
-use super::protection::ProtectionMeans;
 use super::query;
 use super::real::SternaEngine;
 use super::refusal::refused;
@@ -53,7 +54,7 @@ struct ControlState {
     began_without_guest: bool,
     /// The VM was started with `-S` and nobody has said `cont` yet.
     prelaunch: bool,
-    /// Of the guest's last protection from here; 0 before the first.
+    /// Of the last protection from here; 0 before the first.
     generation: u64,
 }
 
@@ -125,46 +126,6 @@ impl MigrationControl {
         }
         state.outgoing = Some(started.map_err(refused)?);
         Ok(())
-    }
-
-    /// `migrate` with `x-colo`.
-    fn protect(&self, state: &mut ControlState, to: &Address) -> Result<(), QmpError> {
-        let means = self.protection_means()?;
-        if let Some(reason) = means.unheld.first() {
-            return Err(QmpError::generic(format!("This guest cannot be protected: {reason}")));
-        }
-        let options = state.parameters.primary_options(means.terms);
-        let protecting = Protecting { means, options, generation: state.generation + 1 };
-        let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
-        let capabilities = state.capabilities.to_engine(true);
-        let (vm, observer) = (self.vm.clone(), self.relay.clone());
-        let started = self.engine.start_protected(vm, to, protecting, parameters, capabilities, observer);
-        let outgoing = started.map_err(QmpError::generic)?;
-        state.generation += 1;
-        colo::watch_primary(outgoing.clone(), self.vm.clone(), self.relay.bus.clone());
-        state.outgoing = Some(outgoing);
-        Ok(())
-    }
-
-    /// `migrate-incoming` with `x-colo`.
-    fn stand_by(&self, state: &mut ControlState, at: &Address) -> Result<(), QmpError> {
-        let means = self.protection_means()?;
-        let options = state.parameters.standby_options(means.is_insecure);
-        let parameters = state.engine_parameters(at, TlsEndpoint::Server)?;
-        let capabilities = state.capabilities.to_engine(state.autostart);
-        let vm: Arc<dyn TargetVm> = self.vm.clone();
-        let started =
-            self.engine.start_standby(vm, at, (means, options), parameters, capabilities, self.relay.clone());
-        let standby = started.map_err(QmpError::generic)?;
-        colo::watch_standby(standby.clone(), self.relay.bus.clone());
-        state.incoming = Some(standby);
-        Ok(())
-    }
-
-    fn protection_means(&self) -> Result<ProtectionMeans, QmpError> {
-        self.vm.protection().ok_or_else(|| {
-            QmpError::generic("This VM can neither be protected nor be a standby: leave 'x-colo' off")
-        })
     }
 
     /// A command of COLO, if it is one.

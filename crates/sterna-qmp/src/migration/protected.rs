@@ -16,8 +16,8 @@ use crate::standby::StandbyReport;
 /// A standby looks so often whether its primary is in contact.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A guest that a standby protects.
-pub(super) struct ProtectedGuest(pub(super) Primary, pub(super) Option<Decide>);
+/// A guest that a standby protects, and its protection's generation.
+pub(super) struct ProtectedGuest(pub(super) Primary, pub(super) Option<Decide>, pub(super) u64);
 
 /// A VM that is the standby of another's guest.
 pub(super) struct StandbyVm(pub(super) Standby, pub(super) Option<Decide>);
@@ -98,6 +98,7 @@ impl Protection for ProtectedGuest {
         let seconds = |time: Duration| time.as_secs_f64();
         json!({
             "side": "primary",
+            "generation": self.2,
             "state": primary_word(state.state),
             "checkpoints": counts.taken,
             "held": counts.held,
@@ -124,6 +125,10 @@ impl Protection for ProtectedGuest {
             "outcome": state.outcome.map(|outcome| outcome_word(&outcome)),
             "trouble": state.trouble,
         })
+    }
+
+    fn generation(&self) -> u64 {
+        self.2
     }
 
     fn unprotect(&self) -> Result<(), String> {
@@ -236,6 +241,10 @@ impl Protection for StandbyVm {
         let mut report = StandbyReport::of(&self.0).to_json();
         report["side"] = "secondary".into();
         report
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.contact().map_or(0, |contact| contact.protection().generation)
     }
 
     fn unprotect(&self) -> Result<(), String> {

@@ -66,6 +66,8 @@ pub trait Protection: Send + Sync {
     fn mode(&self) -> Option<&'static str>;
     /// All that is known.
     fn report(&self) -> Value;
+    /// That of the protection; 0 while this side does not know it.
+    fn generation(&self) -> u64;
     /// Ends it with the guest at the primary.
     ///
     /// # Errors

@@ -64,7 +64,7 @@ impl Engine for SternaEngine {
             ProtectError::Start(error) => super::refusal::sentence(&error),
             error => error.to_string(),
         });
-        Ok(Arc::new(ProtectedGuest(primary?, decide)))
+        Ok(Arc::new(ProtectedGuest(primary?, decide, generation)))
     }
 
     fn start_standby(

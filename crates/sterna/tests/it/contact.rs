@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
@@ -13,7 +13,8 @@ use sterna::replica::{
 };
 use sterna_transport::Channel;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::{PATIENCE, wait_for};
+
 const PROTECTION: Protection = Protection { id: [7; 16], generation: 1 };
 
 /// A lease that no busy host lets run out, and one that is soon over.
@@ -29,14 +30,6 @@ fn terms(is_long: bool) -> Terms {
 
 fn secret() -> Secret {
     Secret::from_bytes([3; 32])
-}
-
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// The guest, at either side.

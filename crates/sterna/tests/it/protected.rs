@@ -4,255 +4,28 @@ mod copied;
 mod delta;
 mod in_flight;
 mod led;
+mod link;
+mod sides;
+mod slow;
 mod summary;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sterna::ram::Custody;
-use sterna::replica::machines::{Ruling, primary, standby};
+use sterna::replica::machines::{primary, standby};
 use sterna::replica::{
-    ByteGate, CheckpointCopy, CheckpointMode, Claims, ContactRules, EpochGate, GateStatistics, Guardians,
-    MaySay, NoOutput, Primary, PrimaryOptions, ProtectError, Protection, Secret, Standby, StandbyOptions,
-    Terms, VmSurvivor,
+    ByteGate, CheckpointCopy, CheckpointMode, EpochGate, GateStatistics, MaySay, NoOutput, Primary,
+    PrimaryOptions, Standby, Terms, VmSurvivor,
 };
 use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm, TargetVm, Vm};
-use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
 use crate::common::*;
-use crate::support::proxy::{Line, Proxy, Verdict, Way as Direction};
-
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// A lease that no busy host lets run out.
-pub const TERMS: Terms = Terms {
-    heartbeat: Duration::from_millis(20),
-    lease: Duration::from_secs(60),
-    drift_per_mille: 10,
-    margin: Duration::from_millis(100),
-    claim_interval: Duration::from_millis(50),
-};
-
-/// Gives the claim to who asks first.
-#[derive(Default)]
-pub struct Arbiter(pub Mutex<Option<&'static str>>, Mutex<Favour>);
-
-/// A side that is favoured gets the claim if it asks; the other side waits for that a while. It may not ask: it may hold nothing.
-#[derive(Default)]
-struct Favour {
-    side: Option<&'static str>,
-    since: Option<Instant>,
-}
-
-impl Arbiter {
-    fn of(self: &Arc<Self>, side: &'static str) -> Arc<dyn Claims> {
-        let this = Arc::clone(self);
-        Arc::new(move || {
-            let mut favour = this.1.lock();
-            if favour.side.is_some_and(|favoured| favoured != side) && this.0.lock().is_none() {
-                let since = *favour.since.get_or_insert_with(Instant::now);
-                if since.elapsed() < Duration::from_millis(500) {
-                    return Err("not decided".to_owned());
-                }
-            }
-            let owner = *this.0.lock().get_or_insert(side);
-            Ok(if owner == side { Ruling::Won } else { Ruling::Lost })
-        })
-    }
-}
-
-pub struct Pair {
-    pub guest: Arc<ProcessGuest>,
-    /// Where it goes on.
-    pub there: Arc<ProcessGuest>,
-    pub primary: Primary,
-    pub standby: Standby,
-    pub arbiter: Arc<Arbiter>,
-    proxy: Proxy,
-    /// By the survivor: from which byte on, and what.
-    said_again: Arc<Mutex<(u64, Vec<u8>)>>,
-    /// After so many pieces every connection ends.
-    pub cut: Arc<AtomicI64>,
-    /// What the standby says by the contact's connection comes later than all else.
-    words_are_late: Arc<AtomicBool>,
-    /// Nothing of the guest's state goes on to the standby.
-    holds_back: Arc<AtomicBool>,
-}
-
-pub fn protect(config: ProcessConfig, way: &Way, terms: Terms, gate: Arc<dyn EpochGate>) -> Pair {
-    try_protect((config.clone(), config), way, terms, gate).expect("protected")
-}
-
-/// With what each side has.
-fn try_protect(
-    (ours, theirs): (ProcessConfig, ProcessConfig),
-    way: &Way,
-    terms: Terms,
-    gate: Arc<dyn EpochGate>,
-) -> Result<Pair, ProtectError> {
-    let (guest, _) = pair(&ours);
-    let there = ProcessGuest::waiting(theirs).expect("destination");
-    let vms: (Arc<dyn SourceVm>, Arc<dyn TargetVm>) = (Arc::clone(&guest) as _, Arc::clone(&there) as _);
-    join((guest, there), vms, way, terms, gate)
-}
-
-/// With the VMs that these guests are in.
-pub fn join(
-    (guest, there): (Arc<ProcessGuest>, Arc<ProcessGuest>),
-    (vm, vm_there): (Arc<dyn SourceVm>, Arc<dyn TargetVm>),
-    way: &Way,
-    terms: Terms,
-    gate: Arc<dyn EpochGate>,
-) -> Result<Pair, ProtectError> {
-    let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
-    let (params, capabilities) = way.settings();
-    let (arbiter, secret) = (Arc::<Arbiter>::default(), || Secret::from_bytes([3; 32]));
-    let said_again = Arc::new(Mutex::new((0, Vec::new())));
-    let survivor = VmSurvivor::new(vm_there).expect("the place is free");
-    let survivor = Arc::new(survivor.saying_again({
-        let said_again = Arc::clone(&said_again);
-        move |position, bytes| *said_again.lock() = (position, bytes.to_vec())
-    }));
-    let rules = ContactRules {
-        secret: secret(),
-        is_required: true,
-        claims: {
-            let arbiter = Arc::clone(&arbiter);
-            Arc::new(move |_| arbiter.of("standby"))
-        },
-        fence: Arc::new(|_| panic!("a guest of this process stops by itself")),
-    };
-    let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
-    let standby =
-        Standby::protect(&at, &options, params.clone(), capabilities, Arc::new(()), survivor, Some(rules));
-    let standby = standby.expect("listening");
-    let options = PrimaryOptions {
-        checkpoint_delay: way.delay,
-        checkpoints_in_flight: way.in_flight,
-        checkpoint_copy: way.copy,
-        terms,
-        buffer_bytes: way.buffer_bytes,
-        ..PrimaryOptions::default()
-    };
-    let guardians = Guardians {
-        protection: Protection { id: [7; 16], generation: 1 },
-        secret: secret(),
-        claims: arbiter.of("primary"),
-        gate,
-    };
-    let cut = Arc::<AtomicI64>::new(AtomicI64::new(i64::MAX));
-    let pieces = Arc::clone(&cut);
-    let words_are_late = Arc::<AtomicBool>::default();
-    let are_late = Arc::clone(&words_are_late);
-    let holds_back = Arc::<AtomicBool>::default();
-    let is_held_back = Arc::clone(&holds_back);
-    let filter = move |line, direction, _, _: &mut Vec<u8>| {
-        let is_state = line != Line::Other && direction == Direction::Forward;
-        if is_state && is_held_back.load(Ordering::SeqCst) {
-            return Verdict::Later;
-        }
-        if (line, direction) == (Line::Other, Direction::Back) && are_late.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(300));
-        }
-        match pieces.fetch_sub(1, Ordering::SeqCst) {
-            ..=0 => Verdict::Cut,
-            _ => Verdict::Pass,
-        }
-    };
-    let proxy = Proxy::new(&standby.address(), Box::new(filter));
-    if let Some(pieces) = way.cut_after {
-        cut.store(pieces, Ordering::SeqCst);
-    }
-    let at = proxy.address();
-    let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))?;
-    Ok(Pair { guest, there, primary, standby, arbiter, proxy, said_again, cut, words_are_late, holds_back })
-}
-
-/// How checkpoints travel.
-#[derive(Debug, Clone, Copy)]
-pub struct Way {
-    pub lanes: u8,
-    pub compression: Compression,
-    pub zero_pages: sterna::ZeroPageDetection,
-    pub delay: Duration,
-    pub in_flight: u8,
-    pub copy: CheckpointCopy,
-    pub buffer_bytes: u64,
-    pub bandwidth_bytes: u64,
-    pub downtime_limit: Duration,
-    /// Checkpoints bring differences.
-    pub delta: bool,
-    /// Every connection ends after so many pieces.
-    pub cut_after: Option<i64>,
-}
-
-pub const PLAIN: Way = Way {
-    lanes: 0,
-    compression: Compression::None,
-    zero_pages: sterna::ZeroPageDetection::Multifd,
-    delay: Duration::from_millis(5),
-    in_flight: 1,
-    copy: CheckpointCopy::Auto,
-    buffer_bytes: 64 << 20,
-    bandwidth_bytes: 0,
-    // On a busy host the seeding would not converge within the default.
-    downtime_limit: PATIENCE,
-    delta: false,
-    cut_after: None,
-};
-
-impl Way {
-    fn settings(&self) -> (Parameters, Capabilities) {
-        let (params, capabilities) =
-            if self.lanes == 0 { (parameters(), Capabilities::default()) } else { multifd(self.lanes) };
-        let params = Parameters {
-            multifd_compression: self.compression,
-            zero_page_detection: self.zero_pages,
-            max_bandwidth_bytes: self.bandwidth_bytes,
-            downtime_limit: self.downtime_limit,
-            ..params
-        };
-        (params, Capabilities { xbzrle: self.delta, ..capabilities })
-    }
-}
-
-/// A guest that writes all the time, with pages of every kind.
-pub fn writer() -> ProcessConfig {
-    let blocks = vec![("ram.low".into(), 12 << 20), ("ram.high".into(), 4 << 20)];
-    ProcessConfig { blocks, fill: Fill::Half(7), workers: 4, ..config() }
-}
-
-impl Pair {
-    pub fn wait_for_held(&self, number: u64) {
-        let begin = Instant::now();
-        while self.primary.statistics().held < number {
-            let (state, statistics) = (self.primary.state(), self.primary.statistics());
-            assert_eq!(state.outcome, None, "{state:?}");
-            assert!(
-                begin.elapsed() < PATIENCE,
-                "checkpoint {number} did not come: {state:?}, {statistics:?}"
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// How it ended at the standby.
-    pub fn ended_there(&self) -> standby::Outcome {
-        self.standby.contact().expect("a contact").wait(PATIENCE).expect("an end")
-    }
-}
+pub use sides::*;
 
 #[test]
 fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
@@ -330,7 +103,7 @@ fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
         gate.put(b"never held");
         *pair.arbiter.0.lock() = Some("standby");
 
-        pair.cut.store(0, Ordering::SeqCst);
+        pair.link.knobs.cut.store(0, Ordering::SeqCst);
 
         assert_eq!(pair.primary.wait(), primary::Outcome::Lost);
         assert_eq!(pair.guest.run_state(), RunState::Paused);
@@ -359,7 +132,7 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
         operator(&|| pair.guest.cont());
     }
     // The standby closes all connections when it says its last word.
-    pair.words_are_late.store(true, Ordering::SeqCst);
+    pair.link.knobs.words_are_late.store(true, Ordering::SeqCst);
 
     let ended = pair.primary.unprotect();
     assert_eq!(ended, Ok(()), "{:?}", pair.primary.state());
@@ -373,7 +146,7 @@ fn protection_that_ends_leaves_the_guest_here_and_it_can_be_protected_again() {
     let (target, params) = (ProcessGuest::waiting(config).expect("destination"), parameters());
     let (_, outcome, arrival) = migrate(&pair.guest, &target, &params, Capabilities::default());
     assert_arrived(&outcome, &arrival, &target);
-    drop(pair.proxy);
+    drop(pair.link);
 }
 
 #[test]
@@ -433,10 +206,15 @@ impl EpochGate for AskingGate {
 fn protection_that_is_cancelled_in_its_first_checkpoint_leaves_the_gate_open() {
     let (closes, is_closing) = channel();
     let (go_on, answer) = channel();
-    let gate = ByteGate::new(1 << 20, |_| {}).unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let says = Arc::clone(&said);
+    let gate = ByteGate::new(1 << 20, move |bytes| says.lock().extend_from_slice(bytes)).unwrap();
     let gate = Arc::new(AskingGate { gate, closes: Mutex::new((closes, answer)) });
     let pair = protect(writer(), &PLAIN, TERMS, gate.clone());
     is_closing.recv_timeout(PATIENCE).expect("a first checkpoint");
+    gate.gate.put(b"before it ");
+    assert!(gate.gate.wait_until_empty(PATIENCE));
+    assert_eq!(*said.lock(), b"before it ", "the standby holds nothing yet that could survive");
 
     pair.primary.unprotect().expect("nothing is held");
 
@@ -446,6 +224,20 @@ fn protection_that_is_cancelled_in_its_first_checkpoint_leaves_the_gate_open() {
     assert!(gate.gate.wait_until_empty(PATIENCE));
     assert!(matches!(pair.primary.wait(), primary::Outcome::Failed(_)));
     assert_lives_on(&pair.guest);
+}
+
+#[test]
+fn first_checkpoint_follows_the_seeding_at_once_in_every_mode() {
+    // None is due for ten minutes.
+    let delay = 10 * PATIENCE;
+    for mode in [CheckpointMode::Interval, CheckpointMode::Output(delay), CheckpointMode::Load(1)] {
+        for (lanes, in_flight) in [(0, 1), (2, 3)] {
+            let way = Way { lanes, in_flight, delay, mode, ..PLAIN };
+            let pair = protect(writer(), &way, TERMS, Arc::new(NoOutput));
+            pair.wait_for_held(1);
+            assert_eq!(pair.primary.statistics().taken, 1, "{way:?}: the next one has its interval");
+        }
+    }
 }
 
 #[test]

@@ -382,7 +382,7 @@ fn device_that_cannot_be_loaded_claims_nothing_and_is_taken_over_when_it_can() {
     // The primary stands: it does not reach the arbiter.
     *pair.arbiter.0.lock() = Some("standby");
 
-    pair.cut.store(0, Ordering::SeqCst);
+    pair.link.knobs.cut.store(0, Ordering::SeqCst);
 
     let contact = pair.standby.contact().expect("a contact");
     wait_for("the failure", || contact.state().state == standby::State::Unready);
@@ -490,8 +490,6 @@ fn planned_takeover_lets_every_packet_out_before_the_other_side_has_the_guest() 
     };
     let lane = gate.lane(send, || {});
     let pair = protect(writer(), &Way { delay: Duration::from_secs(600), ..PLAIN }, TERMS, Arc::new(gate));
-    wait_for("the seeding", || pair.primary.migration().status() == sterna::Status::Colo);
-    pair.primary.checkpoint_now();
     pair.wait_for_held(1);
     (0..10).for_each(|packet| lane.put(&[packet]));
     pair.primary.hand_over().expect("protected");
@@ -510,12 +508,9 @@ fn full_gate_of_packets_asks_for_the_checkpoint_that_lets_them_leave() {
     let lane = gate.lane(send, move || {
         tells.fetch_add(1, Ordering::SeqCst);
     });
-    // No checkpoint is due for ten minutes.
+    // Behind the first no checkpoint is due for ten minutes.
     let way = Way { delay: Duration::from_secs(600), ..PLAIN };
     let pair = protect(writer(), &way, TERMS, Arc::new(gate));
-    wait_for("the seeding", || pair.primary.migration().status() == sterna::Status::Colo);
-    assert!(lane.is_open(), "before the first checkpoint the standby holds nothing that could survive");
-    pair.primary.checkpoint_now();
     pair.wait_for_held(1);
     for packet in 1..=5 {
         wait_for("room", || lane.has_room());

@@ -7,6 +7,7 @@ pub mod bank;
 pub mod census;
 pub mod destination;
 pub mod hook;
+pub mod patience;
 pub mod proxy;
 pub mod recording;
 pub mod trapped;
@@ -20,6 +21,7 @@ use sterna_guests::model::Fill;
 use sterna_guests::process::ProcessConfig;
 
 pub use census::case;
+pub use patience::{PATIENCE, wait_for};
 pub use vm::TestVm;
 
 use crate::common;

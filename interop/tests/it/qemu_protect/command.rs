@@ -319,6 +319,80 @@ fn stopped_qemu_says_nothing_when_it_wakes_after_its_guest_was_taken_over() -> R
     Ok(())
 }
 
+#[test]
+fn qemu_that_stands_still_in_the_seeding_goes_on_and_can_be_protected() -> Result<(), Failure> {
+    let test = "qemu_that_stands_still_in_the_seeding_goes_on_and_can_be_protected";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    // A page now and then: it is still in the seeding when it is stopped.
+    let (mut standby, mut protect) = started(&lab, "still", &["--set=max-bandwidth=4096"])?;
+    let at = |what: &str| lab.directory.path().join(format!("{what}still"));
+    protect.line(|line| line["state"] == "seeding" && line["stream_bytes"].as_u64() > Some(0))?;
+    signal(&lab, rustix::process::Signal::STOP)?;
+
+    // Longer than the lease. Nothing is held that could be taken over.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    let refused = sterna_does(&["takeover", &at("standby").display().to_string()]).unwrap_err();
+    assert!(refused.contains("there is nothing to take over"), "{refused}");
+    signal(&lab, rustix::process::Signal::CONT)?;
+
+    // The seeding goes on, and so does the guest.
+    lab.network.hear_more(20)?;
+    protect.line(|line| line["state"] == "seeding")?;
+    sterna_does(&["unprotect", &protect.socket])?;
+    assert_eq!(protect.end()?.code(), Some(130), "cancelled");
+    let ended = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+    lab.network.hear_more(20)?;
+    assert!(!at("image").exists() && !ended.success(), "{ended}");
+    assert_eq!(settings(&mut lab.primary)?, before);
+    let (_standby, mut protect) = both(&mut lab, "again")?;
+    sterna_does(&["unprotect", &protect.socket])?;
+    assert_eq!(protect.end()?.code(), Some(0));
+    lab.network.hear_more(20)
+}
+
+#[test]
+fn qemu_that_stands_still_while_it_is_handed_over_leaves_one_guest() -> Result<(), Failure> {
+    let test = "qemu_that_stands_still_while_it_is_handed_over_leaves_one_guest";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    // (after the order, for so long): within the lease and beyond it.
+    for (moment, still) in [(0, 500), (0, 5000), (4, 5000), (15, 5000), (40, 500), (60, 5000)] {
+        let mut lab = Lab::talking(&root)?;
+        let (mut standby, mut protect) = both(&mut lab, "handed")?;
+        let at = |what: &str| lab.directory.path().join(format!("{what}handed"));
+        let mut order = sterna();
+        order.args(["takeover", &at("standby").display().to_string(), "--planned"]);
+        let mut order = Started(
+            order.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|error| error.to_string())?,
+        );
+        std::thread::sleep(std::time::Duration::from_millis(moment));
+        // It may have been handed over already, and be gone.
+        let was_there = signal(&lab, rustix::process::Signal::STOP).is_ok();
+        std::thread::sleep(std::time::Duration::from_millis(still));
+        if was_there {
+            let _ = signal(&lab, rustix::process::Signal::CONT);
+        }
+
+        let ordered = wait("the order's end", || order.0.try_wait().ok().flatten())?;
+        let status = protect.end()?;
+        let ended = wait("the standby's end", || standby.0.try_wait().ok().flatten())?;
+        let told = format!("{moment} ms, {still} ms: {ordered}, {status}, {ended}");
+        if ended.success() {
+            // The guest is there, and its QEMU is gone.
+            assert!(matches!(status.code(), Some(0 | 6)), "{told}");
+            wait("QEMU's end", || lab.primary.ended())?;
+            lab.network.hear_out()?;
+            let (held, heard) = (number_in(&at("image"))?, lab.network.last);
+            assert!(held >= heard, "{told}: {held} is held, {heard} was heard");
+        } else {
+            assert_eq!((status.code(), at("image").exists()), (Some(1), false), "{told}");
+            lab.network.hear_more(20)?;
+        }
+    }
+    Ok(())
+}
+
 fn signal(lab: &Lab, signal: rustix::process::Signal) -> Result<(), Failure> {
     let id = rustix::process::Pid::from_raw(lab.primary.pid().cast_signed()).ok_or("no process")?;
     rustix::process::kill_process(id, signal).map_err(|error| error.to_string())

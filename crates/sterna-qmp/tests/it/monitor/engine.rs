@@ -110,6 +110,9 @@ fn cpr_transfer_copies_no_page_and_is_refused_by_names_of_qemu() {
     let uri = format!("unix:{}", directory.path().join("m").display());
     let (source, mut src) = Monitor::over_the_real_engine(FakeVm::new(true, true), true).client_of();
     let (destination, mut dst) = Monitor::over_the_real_engine(FakeVm::new(false, false), true).client_of();
+    for client in [&mut src, &mut dst] {
+        client.capability("events", true).unwrap();
+    }
     src.set("mode", json!("cpr-transfer")).unwrap();
     let refusal = src.refused("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
     assert!(refusal.contains("cpr-transfer") && refusal.contains("unix:"), "{refusal}");

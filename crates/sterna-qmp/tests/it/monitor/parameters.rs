@@ -57,7 +57,6 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
             vec![json!("normal"), json!("cpr-transfer")],
             vec![json!("cpr-reboot"), json!("cpr-exec"), json!("x"), json!(0)],
         ),
-        ("x-sterna-cpr-allow-root", vec![json!(false), json!(true)], vec![json!("on"), json!(1)]),
         words("zero-page-detection", &["none", "legacy", "multifd"]),
         ("direct-io", vec![json!(false), json!(true)], vec![json!("off"), json!(1)]),
         (
@@ -74,6 +73,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
         ),
         words("x-sterna-non-convergence", &["keep-going", "fail", "switchover"]),
         ("x-sterna-replace-file", vec![json!(true), json!(false)], vec![json!("off")]),
+        ("x-sterna-cpr-allow-root", vec![json!(false), json!(true)], vec![json!("on"), json!(1)]),
         words("x-sterna-status-question", &["auto", "operator"]),
         range("x-sterna-device-queue-size", 1 << 16, 1 << 40),
         range("x-sterna-checkpoint-buffer-size", 4096, 1 << 40),

@@ -278,7 +278,7 @@ fn way_is_changed_while_the_guest_is_protected_and_no_write_is_held_afterwards()
             pair.primary.unprotect().expect("protected");
         } else {
             *pair.arbiter.0.lock() = Some("primary");
-            pair.cut.store(0, Ordering::SeqCst);
+            pair.link.knobs.cut.store(0, Ordering::SeqCst);
         }
         assert!(matches!(pair.primary.wait(), primary::Outcome::Alone(_)));
         assert_lives_on(&pair.guest);

@@ -30,7 +30,7 @@ fn guest_is_checkpointed_while_the_link_is_silent_until_so_many_are_on_their_way
         let pair = protect(small_writer(), &way, TERMS, gate.clone());
         pair.wait_for_held(5);
 
-        pair.holds_back.store(true, Ordering::SeqCst);
+        pair.link.hold_back(true);
 
         // One alone waits until there is room for it.
         let least = if in_flight == 1 { 0 } else { u64::from(in_flight) };
@@ -48,7 +48,7 @@ fn guest_is_checkpointed_while_the_link_is_silent_until_so_many_are_on_their_way
         gate.put(b"!");
         std::thread::sleep(Duration::from_millis(50));
         assert!(!said.lock().contains(&b'!'), "{way:?}");
-        pair.holds_back.store(false, Ordering::SeqCst);
+        pair.link.hold_back(false);
 
         words.push(b'!');
         wait_for("every word, in order", || *said.lock() == words);
@@ -64,7 +64,7 @@ fn page_that_is_written_again_while_its_checkpoint_waits_is_in_the_next_one() {
     // The same pages over and over, some in each checkpoint and not in all.
     let config = ProcessConfig { pattern: Pattern::Random, working_set_pages: Some(150), ..small_writer() };
     for lanes in [0, 2] {
-        // No other comes than those that are asked for, which would bring what these lack.
+        // Behind the first no other comes than those that are asked for, which would bring what these lack.
         let way = Way { lanes, in_flight: 4, delay: 10 * PATIENCE, ..PLAIN };
         // The standby outlasts the lease before it takes over.
         let terms = Terms { lease: Duration::from_secs(3), ..TERMS };
@@ -74,11 +74,10 @@ fn page_that_is_written_again_while_its_checkpoint_waits_is_in_the_next_one() {
             wait_for("a checkpoint", || pair.primary.statistics().taken == number);
             assert!(pair.guest.wait_progress(3, PATIENCE), "{way:?}: the guest goes on");
         };
-        take(1);
         pair.wait_for_held(1);
-        pair.holds_back.store(true, Ordering::SeqCst);
+        pair.link.hold_back(true);
         (2..=5).for_each(take);
-        pair.holds_back.store(false, Ordering::SeqCst);
+        pair.link.hold_back(false);
         pair.wait_for_held(5);
         *pair.arbiter.0.lock() = Some("standby");
 
@@ -104,11 +103,11 @@ fn number_of_checkpoints_on_their_way_changes_live() {
     let held = pair.primary.statistics().held;
     pair.wait_for_held(held + 2);
 
-    pair.holds_back.store(true, Ordering::SeqCst);
+    pair.link.hold_back(true);
     wait_for("checkpoints on their way", || pair.on_their_way() >= 4);
 
     pair.primary.set_checkpoints_in_flight(1).expect("a number");
-    pair.holds_back.store(false, Ordering::SeqCst);
+    pair.link.hold_back(false);
     let held = pair.primary.statistics().held;
     pair.wait_for_held(held + 10);
 }

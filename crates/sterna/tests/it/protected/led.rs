@@ -3,14 +3,12 @@
 use sterna::ram::{Backing, GuestRam, PAGE_SIZE, RamBlock};
 use sterna::replica::PrimaryStatistics;
 
+use super::link::Link;
 use super::*;
 use crate::plain::Plain;
 
 /// Pages of the two blocks.
 pub const PAGES: [u64; 2] = [600, 40];
-
-/// Bytes by which [`Led::change`] knows its place.
-const CHUNK: usize = 16;
 
 pub fn memory() -> GuestRam {
     let block = |(name, pages): (&str, u64)| {
@@ -27,37 +25,27 @@ pub struct Led {
     pub arbiter: Arc<Arbiter>,
     /// Checkpoints so far.
     number: u64,
-    link: Proxy,
-    /// Nothing of the guest's state goes on to the standby.
-    holds_back: Arc<AtomicBool>,
-    /// The first of these bytes that passes to the standby is changed.
-    changes: Arc<Mutex<Vec<u8>>>,
+    link: Link,
 }
 
 impl Led {
     /// Some of its pages are zero.
     pub fn new(way: &Way, cache_pages: u64) -> Self {
-        let here = Plain::new(memory());
-        Self::fill(&here);
-        Self::protect(here, way, cache_pages, 1)
+        Self::new_on(way, cache_pages, TERMS)
     }
 
     /// As [`new`](Self::new), on other terms.
     pub fn new_on(way: &Way, cache_pages: u64, terms: Terms) -> Self {
         let here = Plain::new(memory());
-        Self::fill(&here);
-        Self::protect_on(here, way, cache_pages, 1, terms)
-    }
-
-    fn fill(here: &Plain) {
         for (block, pages) in PAGES.into_iter().enumerate() {
             for page in (0..pages).filter(|page| page % 3 > 0) {
                 here.ram.block(block).write(page * PAGE_SIZE as u64, &noise(page)).unwrap();
             }
         }
+        Self::protect_on(here, way, cache_pages, 1, terms)
     }
 
-    /// Protects the guest by a new standby, and takes the first checkpoint.
+    /// Protects the guest by a new standby, which holds the first checkpoint then.
     pub fn protect(here: Arc<Plain>, way: &Way, cache_pages: u64, generation: u64) -> Self {
         Self::protect_on(here, way, cache_pages, generation, TERMS)
     }
@@ -68,62 +56,20 @@ impl Led {
         let (params, capabilities) = way.settings();
         let params = Parameters { xbzrle_cache_bytes: cache_pages * PAGE_SIZE as u64, ..params };
         let arbiter = Arc::<Arbiter>::default();
-        let claims = Arc::clone(&arbiter);
-        let rules = ContactRules {
-            secret: Secret::from_bytes([3; 32]),
-            is_required: true,
-            claims: Arc::new(move |_| claims.of("standby")),
-            fence: Arc::new(|_| panic!("a guest of this process stops by itself")),
-        };
-        let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
-        let survivor = Arc::new(VmSurvivor::new(Arc::clone(&there) as _).expect("the place is free"));
-        let at: Address = "tcp:127.0.0.1:0".parse().unwrap();
+        let survivor = VmSurvivor::new(Arc::clone(&there) as _).expect("the place is free");
         // A receiver takes differences whether it was told of them or not.
         let theirs = Capabilities { xbzrle: false, ..capabilities };
-        let standby =
-            Standby::protect(&at, &options, params.clone(), theirs, Arc::new(()), survivor, Some(rules))
-                .expect("listening");
-        let holds_back = Arc::<AtomicBool>::default();
-        let is_held_back = Arc::clone(&holds_back);
-        let changes = Arc::<Mutex<Vec<u8>>>::default();
-        let changed = Arc::clone(&changes);
-        let filter = move |line, direction, _, piece: &mut Vec<u8>| {
-            let is_state = line != Line::Other && direction == Direction::Forward;
-            if is_state && is_held_back.load(Ordering::SeqCst) {
-                return Verdict::Later;
-            }
-            let mut wanted = changed.lock();
-            // However the bytes are cut into pieces, one has some of them.
-            let place = wanted
-                .chunks(CHUNK)
-                .find_map(|chunk| piece.windows(CHUNK).position(|window| window == chunk));
-            if let Some(at) = place.filter(|_| is_state) {
-                piece[at] ^= 1;
-                wanted.clear();
-            }
-            Verdict::Pass
-        };
-        let link = Proxy::new(&standby.address(), Box::new(filter));
-        let options = PrimaryOptions {
-            checkpoint_delay: 10 * PATIENCE,
-            checkpoints_in_flight: way.in_flight,
-            checkpoint_copy: way.copy,
-            terms,
-            buffer_bytes: way.buffer_bytes,
-            ..PrimaryOptions::default()
-        };
-        let guardians = Guardians {
-            protection: Protection { id: [7; 16], generation },
-            secret: Secret::from_bytes([3; 32]),
-            claims: arbiter.of("primary"),
-            gate: Arc::new(NoOutput),
-        };
+        let standby = stand_by(survivor, params.clone(), theirs, &arbiter);
+        let link = Link::new(&standby.address());
+        let options = PrimaryOptions { checkpoint_delay: 10 * PATIENCE, ..way.options(terms) };
+        let guardians = guardians(&arbiter, generation, Arc::new(NoOutput));
         let vm: Arc<dyn SourceVm> = Arc::clone(&here) as _;
         let (at, observer) = (link.address(), Arc::new(()));
         let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, observer)
             .expect("protected");
-        let mut led = Self { here, there, primary, standby, arbiter, number: 0, link, holds_back, changes };
-        led.checkpoint();
+        // The first one comes by itself.
+        let led = Self { here, there, primary, standby, arbiter, number: 1, link };
+        led.wait_until_held();
         led
     }
 
@@ -160,17 +106,17 @@ impl Led {
     }
 
     pub fn hold_back(&self, is_held_back: bool) {
-        self.holds_back.store(is_held_back, Ordering::SeqCst);
+        self.link.hold_back(is_held_back);
     }
 
-    /// One of these bytes is changed on its way, once. They are a multiple of [`CHUNK`].
+    /// One of these bytes is changed on its way, once. They are a multiple of [`CHUNK`](super::link::CHUNK).
     pub fn change(&self, bytes: &[u8]) {
-        *self.changes.lock() = bytes.to_vec();
+        *self.link.knobs.changes.lock() = bytes.to_vec();
     }
 
     /// Whether that has happened.
     pub fn has_changed(&self) -> bool {
-        self.changes.lock().is_empty()
+        self.link.knobs.changes.lock().is_empty()
     }
 
     /// The network between the two is lost.

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use sterna::error::VmError;
@@ -24,8 +24,7 @@ use super::heart::{Heart, PROTECTION, secret};
 use super::primary::Primary;
 use super::{assert_image, options, pages, plan, settings};
 use crate::support;
-
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) use crate::support::{PATIENCE, wait_for};
 
 /// What the arbiter and the fence do, and what was done, in order.
 #[derive(Default)]
@@ -150,14 +149,6 @@ impl Bench {
 
     fn files(&self) -> usize {
         std::fs::read_dir(self.directory.path()).unwrap().count()
-    }
-}
-
-pub(super) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

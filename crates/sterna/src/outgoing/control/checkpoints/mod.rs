@@ -121,7 +121,8 @@ impl Control {
             let pace = *protecting.pace.lock();
             let left = due(protecting, now.began).saturating_duration_since(Instant::now());
             let (is_wanted, is_last) = protecting.wanted();
-            let is_due = is_wanted || left.is_zero();
+            // Until the first one is held the guest is not protected: it does not wait for an interval.
+            let is_due = now.number == 0 || is_wanted || left.is_zero();
             let stands_alone = is_last || now.waits_for_room;
             let has_room = match stands_alone {
                 true => now.travel.is_empty(),
