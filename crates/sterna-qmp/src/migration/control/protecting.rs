@@ -20,7 +20,9 @@ impl MigrationControl {
         let options = state.parameters.primary_options(means.terms);
         // The guest may have come from a protection whose standby this was.
         let came_from = state.incoming.as_deref().and_then(Receiving::protection);
-        let generation = state.generation.max(came_from.map_or(0, Protection::generation)) + 1;
+        let last = state.generation.max(came_from.map_or(0, Protection::generation));
+        // The other side names that one: it may be any number.
+        let generation = last.saturating_add(1);
         let protecting = Protecting { means, options, generation };
         let parameters = state.engine_parameters(to, TlsEndpoint::Client)?;
         let capabilities = state.capabilities.to_engine(true);
