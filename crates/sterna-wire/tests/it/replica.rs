@@ -312,7 +312,13 @@ fn digest_of_pages_depends_on_content_and_place_and_not_on_their_order_or_how_th
 fn first_field_of_a_summary_that_differs_is_named() {
     let said = summary();
     assert_eq!(said.difference(&said), None);
-    let fields = ["number", "normal pages", "zero pages", "digest of the pages", "digest of the sections"];
+    let fields = [
+        "number",
+        "count of normal pages",
+        "count of zero pages",
+        "digest of the pages",
+        "digest of the sections",
+    ];
     for (at, field) in fields.into_iter().enumerate() {
         let mut body = said.encode();
         body[at * 8 + 7] ^= 1;
