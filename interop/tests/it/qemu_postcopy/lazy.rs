@@ -1,13 +1,18 @@
 //! `sterna restore --lazy`: into a QEMU that it starts, or that waits; with a break, and given up half-way.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use sterna_interop::{Failure, Qemu, Root, sterna, ticks};
 
 use super::{NOTICED, builder, has_every_page_of, recover, report, saved, serve, still};
+
+/// After so long a command has certainly seen a second Ctrl-C.
+const GIVES_UP: Duration = Duration::from_secs(2);
 
 #[test]
 fn lazy_restore_with_a_command_line_starts_it_and_its_guest_goes_on() -> Result<(), Failure> {
@@ -69,21 +74,34 @@ fn lazy_restore_that_is_given_up_leaves_the_guest_paused_for_another_server() ->
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     let (builder, _source, image) = still(&root, 256)?;
     let mut target = builder.incoming_defer().spawn()?;
-    let restoring = restore(&image, &target)?;
+    let mut restoring = restore(&image, &target)?;
     wait_for_postcopy(&mut target)?;
 
-    for _ in 0..2 {
-        let id = restoring.id().to_string();
-        Command::new("kill").args(["-INT", &id]).status().map_err(|error| error.to_string())?;
+    // It takes no pages meanwhile, so the guest lacks some.
+    signal(target.pid(), Signal::STOP)?;
+    let mut said = BufReader::new(restoring.stderr.take().ok_or("no stderr")?);
+    let mut heard = String::new();
+    signal(restoring.id(), Signal::INT)?;
+    while !heard.contains("Ctrl-C again") {
+        if said.read_line(&mut heard).map_err(|error| error.to_string())? == 0 {
+            return Err(format!("it ended at the first Ctrl-C: {heard}"));
+        }
     }
-    let output = restoring.wait_with_output().map_err(|error| error.to_string())?;
+    signal(restoring.id(), Signal::INT)?;
+    // It serves no more, and asks QEMU how it stands.
+    let begin = Instant::now();
+    while begin.elapsed() < GIVES_UP && restoring.try_wait().map_err(|error| error.to_string())?.is_none() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    signal(target.pid(), Signal::CONT)?;
+    said.read_to_string(&mut heard).map_err(|error| error.to_string())?;
+    let status = restoring.wait().map_err(|error| error.to_string())?;
     let address = format!("unix:{}/again", target.directory().display());
     recover(&mut target, &address)?;
     let report = report(serve(&image, &[&address, "--preempt", "--recover"])?)?;
 
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(5), "{said}");
-    assert!(said.contains("stays paused") && said.contains("--recover --preempt"), "{said}");
+    assert_eq!(status.code(), Some(5), "{heard}");
+    assert!(heard.contains("stays paused") && heard.contains("--recover --preempt"), "{heard}");
     assert_eq!(report["guests"][0]["completed"], true, "{report}");
     has_every_page_of(&mut target, &image)
 }
@@ -93,6 +111,11 @@ fn restore(image: &Path, target: &Qemu) -> Result<Child, Failure> {
     command.arg("restore").arg(image).arg(target.operator_socket()).args(["--lazy", "--json"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().map_err(|error| format!("sterna: {error}"))
+}
+
+fn signal(process: u32, signal: Signal) -> Result<(), Failure> {
+    let id = Pid::from_raw(process.cast_signed()).ok_or("no process")?;
+    kill_process(id, signal).map_err(|error| error.to_string())
 }
 
 fn wait_for_postcopy(target: &mut Qemu) -> Result<(), Failure> {
