@@ -3,6 +3,7 @@
 //! The guest counts and checks its own memory; whatever happens it must go on counting, in the machine where it
 //! belongs, and there must be a whole image or none.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -231,14 +232,9 @@ fn save_that_is_cancelled_lets_the_guest_run_on() -> Result<(), Failure> {
 fn save_onto_a_full_disk_lets_the_guest_run_on() -> Result<(), Failure> {
     let test = "save_onto_a_full_disk_lets_the_guest_run_on";
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
-    let mut qemu = guest(&root).spawn()?;
-    qemu.wait_for_ticks(1)?;
-    let small = qemu.directory().join("small");
-    std::fs::create_dir(&small).map_err(|error| error.to_string())?;
-    let socket = qemu.operator_socket();
-    let private = ["--user", "--map-root-user", "--mount", "sh", "-c"];
+    let place = tempfile::tempdir().map_err(|error| error.to_string())?;
     let mut probe = Command::new("unshare");
-    probe.args(private).arg("mount -t tmpfs -o size=256k none \"$0\"").arg(&small);
+    probe.args(PRIVATE).arg("mount -t tmpfs -o size=256k none \"$0\"").arg(place.path());
     let probed = probe.output().map_err(|error| error.to_string())?;
     if !probed.status.success() {
         let said = String::from_utf8_lossy(&probed.stderr).into_owned();
@@ -246,27 +242,56 @@ fn save_onto_a_full_disk_lets_the_guest_run_on() -> Result<(), Failure> {
         return Ok(());
     }
     for form in ["mapped-ram", "legacy", "legacy-gzip"] {
-        // A file system of its own, seen by this command alone; the VM gets descriptors.
-        let script = "mount -t tmpfs -o size=256k none \"$1\" || exit 77; shift; \"$@\"; code=$?; \
-                      ls -A \"$0\" >&2; exit $code";
-        let image = small.join("vm.img");
-        let program = sterna().get_program().to_owned();
-        let output = Command::new("unshare")
-            .args(private)
-            .args([script, text(&small), text(&small)])
-            .arg(program)
-            .args(["save", text(&socket), text(&image), "--format", form])
-            .output()
-            .map_err(|error| error.to_string())?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-
-        assert_eq!(output.status.code(), Some(1), "{form}: {said}");
-        assert!(said.contains("room") || said.contains("full") || said.contains("space"), "{form}: {said}");
-        assert!(!said.lines().any(|line| line.ends_with(".partial") || line == "vm.img"), "{form}: {said}");
-        qemu.wait_for_status("running")?;
-        qemu.wait_for_ticks(1)?;
+        let mut lives_on = false;
+        for _ in 0..3 {
+            lives_on |= qemu_lives_on_when_its_image_does_not_fit(&root, form)?;
+            if lives_on {
+                break;
+            }
+        }
+        assert!(lives_on, "{form}: QEMU crashes each time");
     }
-    unbroken(&[&qemu]).map(drop)
+    Ok(())
+}
+
+/// Gives a command a mount namespace of its own.
+const PRIVATE: [&str; 5] = ["--user", "--map-root-user", "--mount", "sh", "-c"];
+
+/// False: QEMU has crashed. QEMU 11.1.3 does now and then when several of its threads write and one cannot (observed: SIGSEGV in
+/// `mig/src/send_0`, at address 0).
+fn qemu_lives_on_when_its_image_does_not_fit(root: &Root, form: &str) -> Result<bool, Failure> {
+    let mut qemu = guest(root).spawn()?;
+    qemu.wait_for_ticks(1)?;
+    let small = qemu.directory().join("small");
+    std::fs::create_dir(&small).map_err(|error| error.to_string())?;
+    let (socket, image) = (qemu.operator_socket(), small.join("vm.img"));
+    // A file system of its own, seen by this command alone; the VM gets descriptors.
+    let script = "mount -t tmpfs -o size=256k none \"$1\" || exit 77; shift; \"$@\"; code=$?; \
+                  ls -A \"$0\" >&2; exit $code";
+    let output = Command::new("unshare")
+        .args(PRIVATE)
+        .args([script, text(&small), text(&small)])
+        .arg(sterna().get_program())
+        .args(["save", text(&socket), text(&image), "--format", form])
+        .output()
+        .map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+
+    assert_eq!(output.status.code(), Some(1), "{form}: {said}");
+    assert!(!said.lines().any(|line| line.ends_with(".partial") || line == "vm.img"), "{form}: {said}");
+    if said.contains("monitor was lost") {
+        let begin = Instant::now();
+        while qemu.ended().is_none() && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let signal = qemu.ended().and_then(|status| status.signal());
+        assert_eq!(signal, Some(libc::SIGSEGV), "{form}: {said}");
+        return Ok(false);
+    }
+    assert!(said.contains("room") || said.contains("full") || said.contains("space"), "{form}: {said}");
+    qemu.wait_for_status("running")?;
+    qemu.wait_for_ticks(1)?;
+    unbroken(&[&qemu]).map(|_| true)
 }
 
 #[test]
