@@ -189,6 +189,7 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         destination: arguments.address.clone(),
         dest_qmp: Some(destination.endpoint().clone()),
         paused: false,
+        postcopy: None,
         same_host: false,
         set,
         cap,

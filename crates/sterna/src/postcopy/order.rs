@@ -76,6 +76,21 @@ impl PageOrder {
         }
     }
 
+    /// Of blocks whose bits that are set were not sent, in the order of the blocks.
+    pub(crate) fn of_unsent(unsent: &[PageBitmap]) -> Self {
+        let pages: Vec<u64> = unsent.iter().map(PageBitmap::pages).collect();
+        let order = Self::new(&pages, (0..pages.len()).collect());
+        for (pages, bits) in order.blocks.iter().zip(unsent) {
+            pages.unsent.clear_all();
+            let mut from = 0;
+            while let Some(run) = bits.next_run(from, bits.pages(), u64::MAX) {
+                pages.unsent.set_range(run.first, run.count);
+                from = run.end();
+            }
+        }
+        order
+    }
+
     /// The connection broke, and what was on its way may be lost. To be followed by [`received`](Self::received) for each
     /// block. What was requested will be requested again.
     pub(crate) fn forget_requests(&mut self) {
