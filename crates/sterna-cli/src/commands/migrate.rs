@@ -90,7 +90,7 @@ pub enum PostcopyWhen {
     After(Duration),
 }
 
-fn postcopy_when(text: &str) -> Result<PostcopyWhen, String> {
+pub(super) fn postcopy_when(text: &str) -> Result<PostcopyWhen, String> {
     match text {
         "auto" => Ok(PostcopyWhen::Auto),
         other => other
@@ -123,7 +123,6 @@ fn rdma_address(text: &str) -> Result<Address, String> {
 
 /// Migrates.
 pub fn execute(arguments: &Arguments) -> Done {
-    let arguments = &with_postcopy(arguments.clone());
     let interrupts = Interrupts::catch()?;
     let mut source = Monitor::connect(&arguments.socket)?;
     let mut destination = arguments.dest_qmp.as_ref().map(Monitor::connect).transpose()?;
@@ -165,6 +164,7 @@ pub fn drive(
     live: &Live,
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
+    let arguments = &with_postcopy(arguments.clone());
     if let Some(destination) = destination.as_deref_mut() {
         handover::compare(source.vm(), destination.vm())?;
     }
