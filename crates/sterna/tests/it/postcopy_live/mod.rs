@@ -7,11 +7,12 @@ mod source;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna::postcopy::{Dial, ImageOptions, ServeOptions, ServedImage, Serving};
 use sterna::ram::missing_pages::MissingPages;
 use sterna::ram::{Backing, PAGE_SIZE};
 use sterna::{
-    Arrival, Capabilities, Event, Incoming, Migration, NonConvergence, Outcome, Parameters, RunState,
-    SettingsError, StartError, Status, TargetVm, Vm,
+    Address, Arrival, Capabilities, Event, Incoming, Migration, NonConvergence, Outcome, Parameters,
+    RunState, SettingsError, StartError, Status, TargetVm, Tls, TlsCredentials, TlsEndpoint, Vm,
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
@@ -289,4 +290,48 @@ fn switch_is_refused_without_the_capability_and_after_the_end() {
     let pair = Pair::begin(&config(), &slow(), capabilities).switch().arrives();
     assert!(pair.migration.start_postcopy().is_err());
     assert!(pair.migration.cancel().is_err());
+}
+
+/// Both sides of QEMU's form are this project's own here: one out of an image, the other a VM.
+#[test]
+fn image_that_is_served_runs_in_a_vm_of_this_engine_at_once() {
+    for preempt in [false, true] {
+        let Some(on) = capabilities(preempt) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("guest");
+        let (source, target) = common::pair(&config());
+        assert!(source.wait_progress(50, Duration::from_secs(20)));
+        let mapped = Capabilities { mapped_ram: true, ..Capabilities::default() };
+        let file = Address::File { path: path.clone(), offset: 0 };
+        let saved = common::start(&source, &file, &common::parameters(), mapped, Arc::new(())).wait();
+        assert!(matches!(saved, Outcome::Completed), "{saved:?}");
+
+        let incoming = common::listen(&target, &common::parameters(), on);
+        let image = Arc::new(ServedImage::open(&path, &ImageOptions::default()).unwrap());
+        let options = ServeOptions { preempt, limits: common::LIMITS, ..ServeOptions::default() };
+        let serving = Serving::start(image, Arc::new(Dial(incoming.address())), options).unwrap();
+        serving.wait().unwrap();
+        let arrival = incoming.wait();
+        assert!(matches!(arrival, Arrival::Completed(RunState::Running)), "{arrival:?}");
+        common::assert_lives_on(&target);
+    }
+}
+
+#[test]
+fn postcopy_goes_over_tls() {
+    let Some(capabilities) = capabilities(true) else { return };
+    let certificates = crate::certificates::good_directory();
+    let tls = |endpoint| {
+        let credentials = TlsCredentials::from_directory(certificates.path(), endpoint, false).unwrap();
+        Some(Tls::new(Arc::new(credentials)))
+    };
+    let (source, target) = common::pair(&config());
+    let theirs = Parameters { tls: tls(TlsEndpoint::Server), ..slow() };
+    let incoming = common::listen(&target, &theirs, capabilities);
+    let ours = Parameters { tls: tls(TlsEndpoint::Client), ..slow() };
+    let migration = common::start(&source, &incoming.address(), &ours, capabilities, Arc::new(()));
+    migration.start_postcopy().unwrap();
+    let (outcome, arrival) = (migration.wait(), incoming.wait());
+    common::assert_arrived(&outcome, &arrival, &target);
+    assert!(migration.statistics().postcopy_bytes > 0);
 }
