@@ -227,7 +227,9 @@ impl Shared {
                     return;
                 };
                 // An event that changes nothing must not take back what others have said since.
-                let now = Custody::Arriving { is_free: machine.may_guest_run() };
+                // Whoever stopped a guest that waits for a page would wait with it.
+                let is_free = machine.may_guest_run() && machine.state() != State::PostcopyPaused;
+                let now = Custody::Arriving { is_free };
                 if told.replace(Some(now)) != Some(now) {
                     custody.set(now);
                 }
