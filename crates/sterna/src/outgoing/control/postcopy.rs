@@ -189,6 +189,7 @@ impl Control {
                 Background::Done => break,
             }
         }
+        shared.postcopy.ends();
         shared.report(Fed::PagesSent);
         sender.close_preempt();
         main.with(|stream| {

@@ -24,6 +24,8 @@ const LOOK: Duration = Duration::from_micros(100);
 /// What an outgoing migration keeps of postcopy.
 pub(super) struct Postcopy {
     is_wanted: AtomicBool,
+    /// EOF is about to go out: nothing may follow it.
+    has_ended: AtomicBool,
     /// `max-postcopy-bandwidth`: of pages that nobody asks for.
     pub(super) limiter: Limiter,
     following: Mutex<Following>,
@@ -57,6 +59,7 @@ impl Postcopy {
     pub(super) fn new(bytes_per_second: u64) -> Self {
         Self {
             is_wanted: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             limiter: Limiter::new(bytes_per_second),
             following: Mutex::default(),
             changed: Condvar::new(),
@@ -70,6 +73,16 @@ impl Postcopy {
 
     pub(super) fn is_wanted(&self) -> bool {
         self.is_wanted.load(Ordering::Acquire)
+    }
+
+    /// EOF is about to go out.
+    pub(super) fn ends(&self) {
+        self.has_ended.store(true, Ordering::Release);
+    }
+
+    /// Whether EOF is about to go out, or has.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// From now on pages may be asked for. `unsent`: those that the destination lacks.

@@ -116,6 +116,38 @@ fn guest_goes_on_at_once_and_all_of_its_pages_follow() {
 }
 
 #[test]
+fn guest_that_arrived_in_postcopy_leaves_again_in_both_ways() {
+    let Some(capabilities) = capabilities(true) else { return };
+    let first = Pair::begin(&config(), &slow(), capabilities).switch().arrives();
+    let second = ProcessGuest::waiting(config()).unwrap();
+    let (_, outcome, arrival) =
+        common::migrate(&first.target, &second, &common::parameters(), Capabilities::default());
+    common::assert_arrived(&outcome, &arrival, &second);
+    let third = ProcessGuest::waiting(config()).unwrap();
+    let incoming = common::listen(&third, &slow(), capabilities);
+    let migration = common::start(&second, &incoming.address(), &slow(), capabilities, Arc::new(()));
+    migration.start_postcopy().unwrap();
+    let (outcome, arrival) = (migration.wait(), incoming.wait());
+    common::assert_arrived(&outcome, &arrival, &third);
+}
+
+/// The source is silent for longer than the destination waits: it says that it lives, and nothing behind EOF.
+#[test]
+fn background_that_is_slower_than_every_limit_on_silence_ends() {
+    let Some(capabilities) = capabilities(true) else { return };
+    let limits = sterna::WaitLimits { stall: Duration::from_millis(400), ..common::LIMITS };
+    // A chunk every two seconds.
+    let params = Parameters { max_postcopy_bandwidth_bytes: 128 << 10, limits, ..slow() };
+    let config = ProcessConfig { fill: Fill::Random(7), working_set_pages: Some(16), ..config() };
+    let pair = Pair::begin(&config, &params, capabilities).switch();
+    until_status(&pair.migration, Status::PostcopyActive);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(pair.migration.status(), Status::PostcopyActive);
+    pair.migration.set_live(|params| params.max_postcopy_bandwidth_bytes = 0).unwrap();
+    pair.arrives();
+}
+
+#[test]
 fn guest_that_has_been_copied_brings_only_what_it_wrote_since() {
     let Some(capabilities) = capabilities(true) else { return };
     let config = ProcessConfig { rate: 0, working_set_pages: Some(256), ..config() };
