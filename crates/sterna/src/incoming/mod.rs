@@ -112,7 +112,7 @@ impl Incoming {
             check_rdma(target.as_ref(), &params, &capabilities)?;
         }
         let (is_file, is_rdma) = (matches!(at, Address::File { .. }), matches!(at, Address::Rdma { .. }));
-        postcopy::check(target.as_ref(), &params, &capabilities, is_file, is_rdma)?;
+        postcopy::check(target.as_ref(), &capabilities, is_file, is_rdma)?;
         let file = LoadFile::open(at, &params, &capabilities)?;
         let custody = claim(target.as_ref())?;
         if let Some(file) = file {

@@ -351,6 +351,12 @@ impl Shared {
             self.note_error(error);
         }
         self.report(event);
+        // No guest has run: who loads, or acquires, need not wait for a page that does not come any more.
+        if self.driver().is_some_and(|driver| driver.inspect(Destination::state) == State::Failing)
+            && let Some(arriving) = self.postcopy.arriving()
+        {
+            arriving.end();
+        }
     }
 
     /// A multifd channel has no place here, and states what the source's would state.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna_ram::PAGE_SIZE;
+use sterna_ram::missing_pages::{MissingPages, MissingPagesError};
 use sterna_wire::extension;
 use sterna_wire::main::MainItem;
 use sterna_wire::return_path::ReturnMessage;
@@ -29,7 +30,7 @@ use super::shared::Shared;
 use super::target::Target;
 use crate::error::MigrationError;
 use crate::pages::RamSink;
-use crate::params::{Capabilities, Parameters};
+use crate::params::Capabilities;
 use crate::postcopy::page_sizes;
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
@@ -41,7 +42,6 @@ const MOST_PAGE_BYTES: u64 = 2 << 20;
 /// Whether this side can take a guest whose pages come later.
 pub(super) fn check(
     target: &dyn Target,
-    params: &Parameters,
     capabilities: &Capabilities,
     is_file: bool,
     is_rdma: bool,
@@ -56,7 +56,6 @@ pub(super) fn check(
     if !postcopy_ram {
         return Ok(());
     }
-    let _ = params;
     let excluded = [(is_file, "a file"), (is_rdma, "rdma:"), (mapped_ram, "mapped_ram")];
     if let Some((_, what)) = excluded.into_iter().find(|(is_so, _)| *is_so) {
         return Err(SettingsError::PostcopyExcludes { what }.into());
@@ -67,11 +66,10 @@ pub(super) fn check(
     if let Some(device) = target.needs_all_memory() {
         return Err(SettingsError::PostcopyExcludesDevice { device }.into());
     }
-    let refused =
-        |error: sterna_ram::missing_pages::MissingPagesError| StartError::Postcopy(error.to_string());
+    let refused = |error: MissingPagesError| StartError::Postcopy(error.to_string());
     let Some(ram) = target.guest() else { return Ok(()) };
-    sterna_ram::missing_pages::MissingPages::probe().map_err(refused)?;
-    sterna_ram::missing_pages::MissingPages::check(ram).map_err(refused)?;
+    MissingPages::probe().map_err(refused)?;
+    MissingPages::check(ram).map_err(refused)?;
     match ram.blocks().iter().find(|block| block.page_bytes() > MOST_PAGE_BYTES) {
         Some(block) => Err(StartError::Postcopy(format!(
             "RAM block {:?} lies on huge pages of {} bytes: the guest would wait for a whole one; use pages of 2 MiB or less",

@@ -24,8 +24,10 @@ pub(super) fn check(items: Vec<MainItem>) -> Result<Vec<MainItem>, MigrationErro
         MainItem::Section { kind, .. } => *kind == SectionKind::Full,
         _ => false,
     };
-    if let Some(other) = rest.iter().find(|item| !belongs(item)) {
-        return Err(wrong(&format!("has {other:?} in it")));
+    if let Some(at) = rest.iter().position(|item| !belongs(item)) {
+        // Not what it is: it may be long.
+        let what = format!("has something else in it than FULL sections, PINGs and RUN: element {}", at + 2);
+        return Err(wrong(&what));
     }
     let is_run = |item: &MainItem| matches!(item, MainItem::Command(Command::PostcopyRun));
     if rest.iter().rev().skip(1).any(is_run) {

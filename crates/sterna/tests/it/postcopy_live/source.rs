@@ -17,10 +17,16 @@ const ON: fn(bool) -> Capabilities =
 
 /// A source that is about to switch, and the destination that is played.
 fn begun(preempt: bool) -> (Arc<ProcessGuest>, Migration, HandMadeDestination) {
+    let (source, migration, destination) = in_precopy(preempt);
+    migration.start_postcopy().unwrap();
+    (source, migration, destination)
+}
+
+/// A source that does not switch yet.
+fn in_precopy(preempt: bool) -> (Arc<ProcessGuest>, Migration, HandMadeDestination) {
     let (source, _) = common::pair(&config());
     let destination = HandMadeDestination::new();
     let migration = common::start(&source, &destination.address(), &slow(), ON(preempt), Arc::new(()));
-    migration.start_postcopy().unwrap();
     (source, migration, destination)
 }
 
@@ -168,7 +174,7 @@ fn destination_that_asks_for_what_is_not_there_never_gets_the_guest_back_to_the_
 #[test]
 fn failure_before_the_package_leaves_the_guest_running_at_the_source() {
     let early = |item: &MainItem| matches!(item, MainItem::Command(Command::PostcopyAdvise(_)));
-    let (source, migration, mut destination) = begun(false);
+    let (source, migration, mut destination) = in_precopy(false);
     destination.until(early);
     destination.say(&request(Some("ram.high"), 0, 4096));
     let outcome = migration.wait();
@@ -177,7 +183,7 @@ fn failure_before_the_package_leaves_the_guest_running_at_the_source() {
     };
     assert_lives_on(&source);
 
-    let (source, migration, mut destination) = begun(false);
+    let (source, migration, mut destination) = in_precopy(false);
     destination.until(early);
     destination.main = None;
     drop(destination);
