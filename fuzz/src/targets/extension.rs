@@ -1,7 +1,7 @@
 //! Small messages: Sterna's own, and the body of `globalstate`.
 
 use sterna_wire::extension::{
-    Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, StatusAnswer, StatusQuestion,
+    Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, PreemptHello, StatusAnswer, StatusQuestion,
 };
 use sterna_wire::global_state::GlobalState;
 
@@ -15,6 +15,11 @@ pub fn target(data: &[u8]) {
     again.clear();
     if let Ok(Some((answer, used))) = StatusAnswer::decode(data) {
         answer.encode(&mut again);
+        assert_eq!(again, data[..used]);
+    }
+    again.clear();
+    if let Ok(Some((hello, used))) = PreemptHello::decode(data) {
+        hello.encode(&mut again);
         assert_eq!(again, data[..used]);
     }
     again.clear();

@@ -45,12 +45,15 @@ pub(super) enum Message {
     DeviceAsks,
     Final,
     Prepare,
+    Run,
+    Pages,
     Eof,
     // Destination to source.
     HelloPong { sterna: bool },
     CompatibilityPong,
     Ack,
     PreparePong,
+    Started,
     Shut(u32),
     Garbage,
 }
@@ -80,7 +83,9 @@ pub(super) enum Work {
     DeviceAsks,
     Final,
     EofByte,
+    RunByte,
     EofDone,
+    Pages,
     Load,
     Do(Effect),
     QemuStops,
@@ -89,6 +94,7 @@ pub(super) enum Work {
     QemuResumes,
     QemuStarts,
     QemuPongs,
+    QemuRuns,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +134,14 @@ pub(super) struct Facts {
     pub(super) prepared: bool,
     /// The first byte of EOF went to the network.
     pub(super) eof_out: bool,
+    /// The first byte of RUN went to the network.
+    pub(super) run_out: bool,
+    /// All pages have gone out, have come, are in place.
+    pub(super) pages_out: bool,
+    pub(super) pages_arrived: bool,
+    pub(super) pages_complete: bool,
+    /// The destination has run the guest, or taken it over.
+    pub(super) taken_over: bool,
     /// The destination said SHUT 1 or *never*.
     pub(super) never: bool,
     /// The destination said SHUT 0 or *committed*.
@@ -213,6 +227,7 @@ impl<'a> World<'a> {
             switchover_ack: schedule.ack,
             // No handover: `replica::sim` plays what follows a seeding.
             protects: false,
+            postcopy: schedule.postcopy,
             limits: limits(),
         };
         let destination_config =

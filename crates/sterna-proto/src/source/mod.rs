@@ -22,7 +22,13 @@
 //! Seeding ─SHUT 0─► Protected, and the guest stays here. Nothing is
 //! committed, so any failure up to there lets it run on.
 //!
-//! * `table.rs` holds every transition; `undo.rs` holds the way back. A ledger
+//! With [`Event::PostcopyRequested`] the commit is RUN instead of EOF, and what
+//! follows AwaitingAck is Postcopy, in which the pages go, and Completed at
+//! SHUT 0. A loss in Postcopy leads to PostcopyPaused, from where nothing
+//! leads back: only an answer or an operator ends it.
+//!
+//! * `table.rs` holds every transition; `postcopy.rs` those behind a commit
+//!   in postcopy; `undo.rs` holds the way back. A ledger
 //!   remembers what was done to the guest, so that exactly that is undone, and
 //!   what is still under way, so that the undoing waits for it.
 //! * What the engine or the peer reports after the end has begun is late, not
@@ -31,6 +37,7 @@
 //!   facts that never change, so an answer to an older question is as good.
 
 mod ledger;
+mod postcopy;
 mod table;
 mod types;
 mod undo;
@@ -113,6 +120,12 @@ impl Source {
         self.acks_arrived >= self.acks_due
     }
 
+    /// Whether the guest goes on at the destination before its pages are there.
+    #[must_use]
+    pub fn is_postcopy(&self) -> bool {
+        self.ledger.postcopy
+    }
+
     /// Enters a state; its wait begins now.
     fn enter(&mut self, now: Duration, state: State) {
         let limits = &self.config.limits;
@@ -124,7 +137,7 @@ impl Source {
             State::Committing => limits.commit,
             State::AwaitingAck | State::Seeding => limits.acknowledge,
             // A peer that cannot be asked leaves the decision to the operator.
-            State::Undecided if self.peer.sterna => limits.ask,
+            State::Undecided | State::PostcopyPaused if self.peer.sterna => limits.ask,
             _ => Duration::MAX,
         };
         self.state = state;

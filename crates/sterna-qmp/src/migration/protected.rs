@@ -212,6 +212,7 @@ impl Receiving for StandbyVm {
             cleared_pages: 0,
             streams: Vec::new(),
             rdma: None,
+            postcopy: None,
         }
     }
 

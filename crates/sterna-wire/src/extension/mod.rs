@@ -6,11 +6,13 @@
 
 mod handover;
 mod memory;
+mod preempt;
 mod secret;
 mod status;
 
 pub use handover::Handover;
 pub use memory::{HandedOver, MemoryAnswer, MemoryOffer};
+pub use preempt::PreemptHello;
 pub use secret::{MacBytes, MigrationSecret};
 pub use status::{ChannelBinding, Status, StatusAnswer, StatusQuestion};
 
@@ -32,6 +34,9 @@ pub const DEVICE_STREAMS_PING: u32 = 0x5354_4e06;
 /// (§11).
 pub const MEMORY_PING: u32 = 0x5354_4e10;
 
+/// Sent after RUN in postcopy: its echo means that the guest was started, or taken over paused (§12).
+pub const POSTCOPY_STARTED_PING: u32 = 0x5354_4e20;
+
 /// Section with the compatibility record (§3), whose version is the record's own; its body is framed by a u32
 /// length.
 pub const COMPATIBILITY_SECTION: &str = "sterna/compatibility";
@@ -49,12 +54,22 @@ impl Features {
     pub const HANDOVER: Features = Features(0x0004);
     /// The guest's memory may come as descriptors (§11).
     pub const MEMORY: Features = Features(0x0100);
-    /// What this version answers.
+    /// The guest may run before its pages are there: `postcopy-ram` is on (§12). Set by a destination for this migration alone.
+    pub const POSTCOPY: Features = Features(0x0010);
+    /// As [`Features::POSTCOPY`], for a preempt channel: `postcopy-preempt` is on.
+    pub const PREEMPT: Features = Features(0x0020);
+    /// What this version answers, beside what depends on the migration's settings.
     pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0 | Self::MEMORY.0);
 
     /// Whether all bits of `other` are set here.
     pub fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// The bits of both together.
+    #[must_use]
+    pub fn union(self, other: Features) -> Features {
+        Features(self.0 | other.0)
     }
 
     /// The bits that both have.

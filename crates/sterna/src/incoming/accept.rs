@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
 use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
-use sterna_wire::extension::{MemoryOffer, StatusQuestion};
+use sterna_wire::extension::{MemoryOffer, PreemptHello, StatusQuestion};
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
 use sterna_wire::nbd::DiskHello;
@@ -25,6 +25,7 @@ use sterna_wire::replica::Hello;
 use super::greeting::Greeting;
 use super::memory;
 use super::places::{Fate, Offer};
+use super::postcopy::preempt;
 use super::questions;
 use super::shared::Shared;
 use crate::error::MigrationError;
@@ -150,7 +151,13 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         }
     }
     let greeting = Greeting::new(channel, setup);
+    if preempt::takes_any(shared) {
+        return Ok(preempt::take(shared, &greeting, false)?);
+    }
     let magic = greeting.peek(0, 4)?;
+    if magic == PreemptHello::MAGIC {
+        return Ok(preempt::take(shared, &greeting, true)?);
+    }
     if magic == StatusQuestion::MAGIC {
         return Ok(questions::answer(shared, &greeting)?);
     }

@@ -14,7 +14,7 @@ use sterna_wire::return_path::ReturnMessage;
 use super::arrival::Arrival;
 use super::follower::Follower;
 use super::shared::Shared;
-use super::{file, lane, loader, streams};
+use super::{file, lane, loader, postcopy, streams};
 use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::events::{Event, Status};
@@ -176,6 +176,9 @@ impl Control {
             Action::AcquireHooks => self.acquire_hooks(),
             Action::SendPong => self.answer_prepare(),
             Action::StartGuest => self.start_guest(),
+            Action::SayStarted => self.say_started(driver),
+            Action::FinishPages => self.finish_pages(driver),
+            Action::KeepWaiting => self.keep_waiting(),
             Action::AnnounceNetwork => {
                 self.take_over_if_paused(driver);
                 self.announce();
@@ -221,7 +224,10 @@ impl Control {
             rdma.end_writes()?;
         }
         self.shared.rounds.complete()?;
-        let wants_to_run = self.shared.target.finish_loading()?;
+        let wants_to_run = match self.shared.postcopy.arriving() {
+            Some(_) => self.shared.target.finish_devices()?,
+            None => self.shared.target.finish_loading()?,
+        };
         self.check_memory()?;
         Ok(wants_to_run)
     }
@@ -340,7 +346,7 @@ impl Control {
 
     /// Once, and before the peer is told; without a return path there is nobody to tell.
     fn take_over_if_paused(&mut self, driver: &Driver<Destination>) {
-        if self.taken_over || driver.inspect(Destination::state) != State::Paused {
+        if self.taken_over || !driver.inspect(Destination::is_taken_over_paused) {
             return;
         }
         self.taken_over = true;
@@ -395,6 +401,12 @@ impl Control {
                 "the guest has arrived and is held: when the source's status is *completed*, release it with cont"
                     .to_owned()
             }
+            Held::Pages => format!(
+                "the connection to the source broke ({}), and {} pages of the guest's memory are only there: the guest runs \
+                 here until it needs one of them, and then waits. Keep both processes",
+                self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string()),
+                self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left())
+            ),
             Held::Hooks | Held::Start => format!(
                 "this side has the only copy of the guest and could not start it ({}): fix that, then cont; a device \
                  that still does not run is left out then",
@@ -410,9 +422,53 @@ impl Control {
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.shared.places.shut_lanes();
+        // No guest runs: a device that is being loaded may wait for a page.
+        self.shared.postcopy.shut_preempt();
+        self.shared.postcopy.let_go();
         if let Some(main) = self.shared.places.main() {
             main.finish_reading();
         }
+        self.join();
+    }
+
+    /// The guest was started, or taken over paused: the source goes on to send pages.
+    fn say_started(&mut self, driver: &Driver<Destination>) {
+        self.take_over_if_paused(driver);
+        if let Err(error) = postcopy::has_started(&self.shared) {
+            tracing::debug!(%error, "return path");
+        }
+    }
+
+    /// EOF has come: waits for what is still on its way on the preempt channel.
+    fn finish_pages(&mut self, driver: &Driver<Destination>) {
+        let Some(arriving) = self.shared.postcopy.arriving().map(Arc::clone) else { return };
+        let stall = self.shared.params.limits.stall;
+        let mut seen = (arriving.left(), Instant::now());
+        loop {
+            match driver.wait(postcopy::LOOK, || (arriving.left() == 0).then_some(())) {
+                Waited::Got(()) => break,
+                Waited::Interrupted => return,
+                Waited::TimedOut => {}
+            }
+            let left = arriving.left();
+            if left != seen.0 {
+                seen = (left, Instant::now());
+            } else if seen.1.elapsed() >= stall {
+                let what = format!("the source has ended the stream, and {left} pages did not come");
+                self.shared.note_error(MigrationError::PeerMisbehaved { what });
+                return self.shared.report(Fed::PagesFailed);
+            }
+        }
+        self.shared.postcopy.let_go();
+        self.shared.report(Fed::PagesComplete);
+    }
+
+    /// The connection is gone, and pages are missing. Whoever waits for one waits on.
+    fn keep_waiting(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.rounds.stop();
+        self.shared.places.end();
+        self.shared.postcopy.shut_preempt();
         self.join();
     }
 
@@ -421,6 +477,7 @@ impl Control {
             // One that panicked has said so.
             let _ = thread.join();
         }
+        self.shared.postcopy.join();
     }
 
     /// Lets the source finish: it may still be writing the description after EOF, and closing on bytes that
@@ -435,6 +492,7 @@ impl Control {
             self.wait_for_ends();
         }
         self.shared.places.shut_lanes();
+        self.shared.postcopy.shut_preempt();
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.join();

@@ -46,6 +46,7 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     }
     let status = match shared.answer(id) {
         Status::Committed => extension::Status::Committed,
+        Status::Incomplete => extension::Status::Incomplete,
         Status::Never => extension::Status::Never,
         Status::Pending => extension::Status::Pending,
         Status::Unknown => return Err(refuse("is about an unknown migration")),

@@ -152,6 +152,17 @@ impl RoundPages {
         self.pages
     }
 
+    /// Lanes claim no further chunk: what no lane has claimed stays [unsent](RoundPages::unsent).
+    pub(crate) fn abandon(&self) {
+        // Far behind the last, and lanes may still count on from there.
+        self.cursor.store(u64::MAX / 2, Ordering::Relaxed);
+    }
+
+    /// The pages that no lane has taken yet; all of them before the round is published.
+    pub(crate) fn unsent(&self) -> &DirtyBitmaps {
+        &self.bits
+    }
+
     /// Pages that no lane has taken yet.
     pub(crate) fn remaining_pages(&self) -> u64 {
         self.remaining.load(Ordering::Relaxed)

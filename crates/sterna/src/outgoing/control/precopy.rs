@@ -38,6 +38,7 @@ impl Control {
         self.introduce_peer();
         self.count_acknowledgements();
         self.hand_memory_over()?;
+        self.advise_postcopy()?;
         let shared = Arc::clone(&self.shared);
         let is_mapped = shared.capabilities.mapped_ram;
         // Lanes into a file must know the places of pages, and one that writes the main connection must find a section of RAM.
@@ -152,6 +153,9 @@ impl Control {
     fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
         let mut outputs = VecDeque::new();
         loop {
+            if self.switch_if_wanted()? {
+                return Ok(());
+            }
             let now = self.settings();
             if now != settings {
                 settings = now;
@@ -198,6 +202,12 @@ impl Control {
             }
             Output::GiveUp(standstill) => {
                 let why = slowdown::why_not(&self.shared, standstill);
+                if self.shared.params().non_convergence == NonConvergence::Postcopy {
+                    let text = format!("precopy does not converge ({why}): the guest goes on in postcopy");
+                    self.shared.tell(&Event::Warning(text));
+                    self.shared.postcopy.want();
+                    return Ok(None);
+                }
                 return Err(MigrationError::NotConverging { why }.into());
             }
             Output::RequestSwitchover => {
@@ -220,9 +230,10 @@ impl Control {
         let was_rearmed = self.rearmed_seen == round.number();
         let began = Instant::now();
         let patience = wake_at.saturating_sub(shared.statistics.lock().clock()).min(WINDOW);
-        let came = self.waits.at_most(patience, || (!was_rearmed && round.is_rearmed()).then_some(()))?;
+        let is_due = || !was_rearmed && round.is_rearmed() || shared.postcopy.is_wanted();
+        let came = self.waits.at_most(patience, || is_due().then_some(()))?;
         let mut snapshot = self.rounds()?.snapshot();
-        if came.is_some() {
+        if came.is_some() && round.is_rearmed() {
             self.rearmed_seen = round.number();
         } else if !patience.is_zero() {
             snapshot.late = Some(began.elapsed().saturating_sub(patience));

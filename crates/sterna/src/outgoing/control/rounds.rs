@@ -92,6 +92,16 @@ impl Rounds {
         rounds.into_iter().flatten().find(|round| round.number() == number).cloned()
     }
 
+    /// The last two rounds, oldest first: lanes may be in both.
+    pub(super) fn latest(&self) -> Vec<Arc<RoundPages>> {
+        [self.before.as_ref(), Some(&self.round)].into_iter().flatten().cloned().collect()
+    }
+
+    /// What syncs have found and no round has.
+    pub(super) fn take_next(&mut self) -> DirtyBitmaps {
+        std::mem::replace(&mut self.next, DirtyBitmaps::new(&self.shared.ram))
+    }
+
     /// The state at this instant, for the policy.
     pub(super) fn snapshot(&self) -> Snapshot {
         // Over RDMA the lane is ahead of what it has sent.
