@@ -6,7 +6,6 @@
 use std::time::{Duration, Instant};
 
 use super::super::Control;
-use super::Checkpoints;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::outgoing::protection::Protecting;
@@ -54,8 +53,8 @@ impl Ahead {
 
 impl Control {
     /// Re-arms and copies what is dirty now, if that pays.
-    pub(super) fn copy_ahead(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
-        if !now.ahead.pays(protecting.counts.lock().last_pages) {
+    pub(super) fn copy_ahead(&mut self, protecting: &Protecting, ahead: &mut Ahead) -> Result<(), Break> {
+        if !ahead.pays(protecting.counts.lock().last_pages) {
             return Ok(());
         }
         let began = Instant::now();
@@ -64,7 +63,7 @@ impl Control {
         let pages = self.rounds()?.rearm_ahead()?;
         let count = pages.count();
         match protecting.staging.stage_ahead(pages)? {
-            true => now.ahead.has_copied(count, began.elapsed()),
+            true => ahead.has_copied(count, began.elapsed()),
             false => self.drop_ahead(protecting)?,
         }
         Ok(())
@@ -110,6 +109,8 @@ mod tests {
             ahead.paused(MANY * 3 / 4);
         }
         assert_eq!(tries, 10);
+        ahead.has_copied(MANY, Duration::from_millis(8));
+        ahead.paused(MANY);
         assert_eq!(ahead.lead(MANY), Duration::ZERO);
     }
 }

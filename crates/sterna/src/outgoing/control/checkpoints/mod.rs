@@ -157,7 +157,7 @@ impl Control {
 
     /// Takes a checkpoint. Where one alone may travel, the standby is asked for room first: so it is no older than it has to be.
     fn checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
-        self.copy_ahead(protecting, now)?;
+        self.copy_ahead(protecting, &mut now.ahead)?;
         now.began = counted(protecting, now.began);
         if protecting.pace.lock().in_flight == 1 && now.travel.is_empty() {
             self.await_room(protecting, &mut now.travel)?;
