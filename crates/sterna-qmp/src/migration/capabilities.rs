@@ -79,6 +79,7 @@ const EXCLUDE: &[(&str, &str)] = &[
     ("background-snapshot", "x-colo"),
     ("mapped-ram", "x-colo"),
     ("pause-before-switchover", "x-colo"),
+    ("postcopy-ram", "x-colo"),
     ("background-snapshot", "validate-uuid"),
     ("background-snapshot", "zero-copy-send"),
 ];

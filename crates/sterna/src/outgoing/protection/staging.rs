@@ -124,7 +124,7 @@ impl Staging {
         let pieces = if ahead.is_empty() { now } else { merged(&ahead, &others).into() };
         let mut state = self.state.write();
         let place = state.ahead.take().map(|ahead| ahead.place);
-        let places = place.into_iter().chain([start..start + count(&others)]).collect();
+        let places = place.into_iter().chain(std::iter::once(start..start + count(&others))).collect();
         state.waiting.push_back(Arc::new(Staged { places, pieces, deferred }));
         Ok(())
     }
