@@ -7,12 +7,17 @@
 mod handover;
 mod memory;
 mod preempt;
+mod reconnect;
 mod secret;
 mod status;
 
 pub use handover::Handover;
 pub use memory::{HandedOver, MemoryAnswer, MemoryOffer};
 pub use preempt::PreemptHello;
+pub use reconnect::{
+    Holds, ReconnectAnswer, ReconnectAnswerHead, ReconnectChannel, ReconnectHello, decode_held, encode_held,
+    most_held_bytes,
+};
 pub use secret::{MacBytes, MigrationSecret};
 pub use status::{ChannelBinding, Status, StatusAnswer, StatusQuestion};
 
@@ -29,6 +34,12 @@ pub const KEEPALIVE_PING: u32 = 0x5354_4e05;
 
 /// Says that devices' streams will move while the guest runs, and only as far as they are granted (§8).
 pub const DEVICE_STREAMS_PING: u32 = 0x5354_4e06;
+
+/// Says that the source comes back over another connection if this one is lost: its echo means that this side waits for it (§13).
+pub const RECONNECT_PING: u32 = 0x5354_4e09;
+/// Sent at the end of every round by a source that has sent [`RECONNECT_PING`]: its echo means that all pages of the round are held
+/// (§13).
+pub const ROUND_PING: u32 = 0x5354_4e0a;
 
 /// Says that the guest's memory will come as descriptors, over a connection of its own: its echo means that this side waits for it
 /// (§11).
@@ -58,6 +69,8 @@ impl Features {
     pub const POSTCOPY: Features = Features(0x0010);
     /// As [`Features::POSTCOPY`], for a preempt channel: `postcopy-preempt` is on.
     pub const PREEMPT: Features = Features(0x0020);
+    /// A lost connection may be made anew (§13). Not every destination says so: it must be able to wait for its source.
+    pub const RECONNECT: Features = Features(0x0040);
     /// What this version answers, beside what depends on the migration's settings.
     pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0 | Self::MEMORY.0);
 
