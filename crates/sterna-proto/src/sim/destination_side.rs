@@ -52,7 +52,11 @@ impl World<'_> {
                 return self.send(Side::Source, Message::Started);
             }
             Action::FinishPages => Work::Pages,
-            Action::KeepWaiting => return self.close(Side::Destination),
+            Action::KeepWaiting => {
+                self.close(Side::Destination);
+                Work::Closed
+            }
+            Action::Recover | Action::SayResumed => return,
             Action::SendShut(0) => {
                 self.says_committed("SHUT 0 was said");
                 return self.send(Side::Source, Message::Shut(0));
@@ -107,6 +111,7 @@ impl World<'_> {
                 self.facts.pages_complete = true;
                 self.destination_event(Event::PagesComplete);
             }
+            Work::Closed => self.destination_event(Event::ChannelsClosed),
             Work::Do(effect) => self.destination_effect(effect),
             Work::QemuStarts | Work::QemuPongs | Work::QemuRuns => self.qemu_destination_does(work),
             _ => {}

@@ -274,7 +274,9 @@ impl Schedule {
 
 fn draw_blow(rng: &mut Rng) -> Fault {
     let place = if rng.percent(60) {
-        let of_handover = source::State::ALL.into_iter().filter(|state| !state.is_of_protection());
+        let of_handover = source::State::ALL
+            .into_iter()
+            .filter(|state| !state.is_of_protection() && *state != source::State::PostcopyRecover);
         Place::Source(rng.pick(&of_handover.collect::<Vec<_>>()))
     } else {
         Place::Destination(rng.pick(&destination::State::ALL))

@@ -85,7 +85,12 @@ impl World<'_> {
                 let delay = self.network_delay();
                 return self.push(delay, Item::QuestionArrives);
             }
-            Action::CloseChannels => return self.close(Side::Source),
+            Action::CloseChannels => {
+                self.close(Side::Source);
+                Work::Closed
+            }
+            // Nobody resumes here, and there is no window.
+            Action::Recover => return,
             Action::ReacquireHooks => Work::Do(Effect::Reacquire),
             Action::ResumeGuest => Work::Do(Effect::Resume),
             Action::StopTracking => Work::Do(Effect::Untrack),
@@ -152,6 +157,7 @@ impl World<'_> {
             }
             // An engine that closes its channels drops what it was sending.
             Work::EofDone if self.source.open => self.source_event(Event::EofSent),
+            Work::Closed => self.source_event(Event::ChannelsClosed),
             Work::Do(effect) => self.source_effect(effect),
             Work::QemuStops | Work::QemuReleases | Work::QemuEof | Work::QemuResumes => {
                 self.qemu_source_does(work);

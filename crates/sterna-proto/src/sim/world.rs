@@ -86,6 +86,7 @@ pub(super) enum Work {
     RunByte,
     EofDone,
     Pages,
+    Closed,
     Load,
     Do(Effect),
     QemuStops,

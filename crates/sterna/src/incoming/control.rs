@@ -124,7 +124,9 @@ impl Control {
     /// An action that panicked has failed: the machine hears of it as of any failure of that action.
     fn panicked(&mut self, action: Action, error: MigrationError) {
         let event = match action {
-            Action::FinishLoading | Action::SendPong => return self.shared.fail(error),
+            Action::FinishLoading | Action::SendPong | Action::Recover | Action::SayResumed => {
+                return self.shared.fail(error);
+            }
             Action::AcquireHooks => Fed::HookAcquireFailed,
             Action::StartGuest => Fed::GuestStartFailed,
             Action::GiveBackHooks => Fed::HookGiveBackFailed,
@@ -179,6 +181,8 @@ impl Control {
             Action::SayStarted => self.say_started(driver),
             Action::FinishPages => self.finish_pages(driver),
             Action::KeepWaiting => self.keep_waiting(),
+            Action::Recover => self.recover(),
+            Action::SayResumed => self.say_resumed(),
             Action::AnnounceNetwork => {
                 self.take_over_if_paused(driver);
                 self.announce();
@@ -403,9 +407,11 @@ impl Control {
             }
             Held::Pages => format!(
                 "the connection to the source broke ({}), and {} pages of the guest's memory are only there: the guest runs \
-                 here until it needs one of them, and then waits. Keep both processes",
+                 here until it needs one of them, and then waits. Keep both processes. The source goes on when it is told to \
+                 (migrate with resume), and finds this side at {}; migrate-recover lets it come to another address",
                 self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string()),
-                self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left())
+                self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left()),
+                self.shared.address
             ),
             Held::Hooks | Held::Start => format!(
                 "this side has the only copy of the guest and could not start it ({}): fix that, then cont; a device \
@@ -470,6 +476,27 @@ impl Control {
         self.shared.places.end();
         self.shared.postcopy.shut_preempt();
         self.join();
+        self.shared.postcopy.forget_channels();
+        self.shared.report(Fed::ChannelsClosed);
+    }
+
+    /// The source has connected again: it asks which pages are here, and sends the others.
+    fn recover(&mut self) {
+        let Some(main) = self.shared.places.main() else { return };
+        self.shared.forget_error();
+        if let Some(arriving) = self.shared.postcopy.arriving() {
+            arriving.begin_recovery();
+        }
+        self.shared.stopping.store(false, Ordering::Release);
+        let shared = Arc::clone(&self.shared);
+        self.start("loader", move || loader::recover(&shared, &main));
+    }
+
+    /// Pages come again. A message that cannot be sent is the end of this connection, too.
+    fn say_resumed(&mut self) {
+        if let Err(error) = postcopy::recovery::say_resumed(&self.shared) {
+            self.shared.fail(error);
+        }
     }
 
     fn join(&mut self) {

@@ -2,6 +2,7 @@
 //! neighbours of recent requests before the others. Pure: no I/O, no clock, and memory that no peer can make grow.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 use sterna_ram::PageBitmap;
 use sterna_wire::received_pages::ReceivedPages;
@@ -108,6 +109,15 @@ impl PageOrder {
         let lacking: Vec<u64> = received.words().iter().map(|word| !word).collect();
         // Bits after the last page are left out.
         unsent.merge_words(0, &lacking);
+    }
+
+    /// A page that was never sent, and is among `received`: nobody can have it.
+    pub(crate) fn unsent_among(&self, block: usize, received: &ReceivedPages) -> Option<u64> {
+        let unsent = self.blocks[block].unsent.words();
+        let both =
+            unsent.iter().zip(received.words()).map(|(unsent, came)| unsent.load(Ordering::Relaxed) & came);
+        let (index, word) = both.enumerate().find(|(_, word)| *word != 0)?;
+        Some(index as u64 * 64 + u64::from(word.trailing_zeros()))
     }
 
     /// Takes a request of the destination. Pages that were sent, or are requested already, cost nothing.

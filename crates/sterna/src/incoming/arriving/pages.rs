@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError};
 use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT, PAGE_SIZE};
+use sterna_wire::received_pages::ReceivedPages;
 
 use super::blocktime::Blocktime;
 use crate::error::MigrationError;
@@ -139,6 +140,42 @@ impl ArrivingPages {
         }
         let is_new = self.kernel.place_zeros(block, page, 1)?;
         self.placed(block, page, 1, is_new)
+    }
+
+    /// The connection was lost, and another one has come; no page comes meanwhile. What came of huge pages in part comes again.
+    pub(crate) fn begin_recovery(&self) {
+        self.half.lock().clear();
+        for (arrived, lacking) in self.arrived.blocks().iter().zip(self.lacking.blocks()) {
+            for (came, lacks) in arrived.words().iter().zip(lacking.words()) {
+                came.fetch_and(!lacks.load(Ordering::Acquire), Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Pages of a block that are in place.
+    pub(crate) fn received(&self, block: usize) -> ReceivedPages {
+        let lacking = self.lacking.block(block);
+        let mut received = ReceivedPages::none(lacking.pages());
+        (0..lacking.pages()).filter(|page| !lacking.get(*page)).for_each(|page| received.add(page));
+        received
+    }
+
+    /// What was asked for and is missing: block, first page and count, each a whole page of the memory below.
+    pub(crate) fn wanted(&self) -> Vec<(usize, u64, u64)> {
+        let mut wanted = Vec::new();
+        for (index, block) in self.ram.blocks().iter().enumerate() {
+            let unit = block.page_bytes() >> PAGE_SHIFT;
+            let (requested, lacking) = (self.requested.block(index), self.lacking.block(index));
+            let mut from = 0;
+            while let Some(run) = requested.next_run(from, requested.pages(), 1) {
+                let first = run.first / unit * unit;
+                if lacking.get(first) {
+                    wanted.push((index, first, unit));
+                }
+                from = first + unit;
+            }
+        }
+        wanted
     }
 
     /// Everybody goes on: all pages are in place, or no guest runs.

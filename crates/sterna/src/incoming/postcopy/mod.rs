@@ -9,18 +9,23 @@
 //! | `faults` | asks for what is waited for |
 //! | `package` | the devices, and RUN |
 //! | `preempt` | the channel of requested pages |
+//! | `recovery` | goes on over another connection after a loss |
+//! | `listening` | where a source is waited for that comes back |
 //!
 //! What they share is in [`super::arriving`].
 
 mod faults;
+pub(super) mod listening;
 mod package;
 pub(super) mod preempt;
+pub(super) mod recovery;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sterna_ram::PAGE_SIZE;
 use sterna_ram::missing_pages::{MissingPages, MissingPagesError};
+use sterna_transport::Channel;
 use sterna_wire::extension;
 use sterna_wire::main::MainItem;
 use sterna_wire::return_path::ReturnMessage;
@@ -140,11 +145,21 @@ pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let measures = shared.capabilities.postcopy_blocktime;
     let arriving = Arc::new(ArrivingPages::begin(sink.ram(), sink.received(), measures)?);
     shared.postcopy.set_arriving(&arriving);
+    shared.postcopy.asking.lock().open();
     shared.postcopy.keep_fault_thread(faults::spawn(shared, &arriving)?);
-    if let Some(channel) = preempt {
-        spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))?;
+    match preempt {
+        Some(channel) => receive_requested(shared, channel, arriving),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Starts the thread that places what comes over the channel of requested pages.
+fn receive_requested(
+    shared: &Arc<Shared>,
+    channel: Arc<Channel>,
+    arriving: Arc<ArrivingPages>,
+) -> Result<(), MigrationError> {
+    spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))
 }
 
 /// Takes what a package has in it. Its devices are loaded by another thread.

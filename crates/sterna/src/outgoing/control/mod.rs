@@ -6,6 +6,7 @@ mod handing_over;
 mod hints;
 mod postcopy;
 mod precopy;
+mod recovery;
 mod rounds;
 mod setup;
 mod slowdown;
@@ -227,11 +228,15 @@ impl Control {
             Action::SendEof => self.send_eof(),
             Action::SendRun => self.send_run(),
             Action::SendPages => self.send_pages()?,
+            Action::Recover => self.recover()?,
             Action::ReportPaused(cause) => self.report_paused(cause),
             Action::TakeCheckpoints => self.take_checkpoints()?,
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
-            Action::CloseChannels => self.close_channels(),
+            Action::CloseChannels => {
+                self.close_channels();
+                self.shared.report(Fed::ChannelsClosed);
+            }
             Action::ReacquireHooks => self.reacquire_hooks(),
             Action::ResumeGuest => self.resume_guest(),
             Action::StopTracking => self.stop_tracking(),
@@ -385,6 +390,7 @@ impl Control {
         if let Some(streams) = self.epoch_streams.take() {
             streams.end();
         }
+        self.shared.postcopy.pause();
         self.waits.keep_alive(None);
         self.main = None;
         // Unless it is in its place, it is gone with this.

@@ -160,10 +160,13 @@ impl Control {
     /// Performs `SendPages`: until none is left.
     pub(super) fn send_pages(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
-        self.note_start();
+        if !self.has_recovered() {
+            self.note_start();
+        }
         {
             let mut statistics = shared.statistics.lock();
-            statistics.at_start = Some(shared.counters.now());
+            let now = shared.counters.now();
+            statistics.at_start.get_or_insert(now);
             statistics.following_bytes = shared.postcopy.left_bytes();
             (statistics.round, statistics.next_round_bytes) = (None, 0);
         }
@@ -214,8 +217,9 @@ impl Control {
         let text = format!(
             "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits there when \
              it needs a page that did not come; {left} pages were not sent, and some may have been lost on their way. Keep this \
-             process: it alone has them. The guest does not run here any more; when it is complete there, or lost, decide \
-             destination-runs"
+             process: it alone has them. To go on, say migrate with resume here and, if the destination shall listen at another \
+             address, migrate-recover there before. The guest does not run here any more; when it is complete there, or lost, \
+             decide destination-runs"
         );
         self.shared.tell(&Event::Warning(text));
     }

@@ -31,7 +31,11 @@ impl Control {
                 | Action::Finish(_),
                 _,
             ) => {
-                return self.shared.tell(&Event::Warning(error.to_string()));
+                self.shared.tell(&Event::Warning(error.to_string()));
+                if action == Action::CloseChannels {
+                    self.shared.report(Fed::ChannelsClosed);
+                }
+                return;
             }
             _ => return self.shared.fail(error),
         };

@@ -64,6 +64,11 @@ impl Limiter {
         self.changed.notify_all();
     }
 
+    /// The limit holds again.
+    pub(crate) fn close(&self) {
+        self.state.lock().open = false;
+    }
+
     /// Takes `bytes` out of the window's budget; returns how long it had to wait for a window with
     /// something left. One batch may overdraw a window; the next ones pay it back.
     pub(crate) fn take(&self, bytes: u64) -> Duration {

@@ -3,6 +3,7 @@
 //! The guest stands here for good from the commit on, so its pages do not change any more: they are sent from where they are.
 
 pub(super) mod package;
+pub(super) mod recovery;
 pub(super) mod sender;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
+use sterna_wire::received_pages::ReceivedPages;
 
 use super::lanes::limiter::Limiter;
 use crate::error::MigrationError;
@@ -37,6 +39,8 @@ pub(super) struct Postcopy {
 struct Following {
     /// Which are left, and their order; from the package on.
     order: Option<PageOrder>,
+    /// The destination was told to listen, or to go on.
+    may_be_asked: bool,
     /// The block of the request before.
     last: Option<usize>,
     /// Requested pages that were taken and are not written yet.
@@ -87,7 +91,51 @@ impl Postcopy {
 
     /// From now on pages may be asked for. `unsent`: those that the destination lacks.
     pub(super) fn begin(&self, unsent: &DirtyBitmaps) {
-        self.following.lock().order = Some(PageOrder::of_unsent(unsent.blocks()));
+        let mut following = self.following.lock();
+        following.order = Some(PageOrder::of_unsent(unsent.blocks()));
+        following.may_be_asked = true;
+    }
+
+    /// The connection broke, and no thread sends any more: the destination has these pages and no others.
+    ///
+    /// # Errors
+    /// It says that it has a page which was never sent.
+    pub(super) fn recover(
+        &self,
+        ram: &GuestRam,
+        received: &[(usize, ReceivedPages)],
+    ) -> Result<(), MigrationError> {
+        let mut following = self.following.lock();
+        let Some(order) = following.order.as_mut() else {
+            return Err(MigrationError::Internal("a recovery without pages that follow".to_owned()));
+        };
+        for (block, received) in received {
+            if let Some(page) = order.unsent_among(*block, received) {
+                let name = ram.block(*block).name();
+                let what = format!(
+                    "the destination says that it has page {:#x} of block {name:?}, which was never sent: it is not the one that \
+                     got this guest (specs/postcopy.md §5)",
+                    page << PAGE_SHIFT
+                );
+                return Err(MigrationError::PeerMisbehaved { what });
+            }
+        }
+        order.forget_requests();
+        received.iter().for_each(|(block, received)| order.received(*block, received));
+        (following.last, following.is_over) = (None, false);
+        self.has_ended.store(false, Ordering::Release);
+        self.limiter.close();
+        Ok(())
+    }
+
+    /// The destination is about to be told to go on.
+    pub(super) fn may_be_asked(&self) {
+        self.following.lock().may_be_asked = true;
+    }
+
+    /// The connection broke.
+    pub(super) fn pause(&self) {
+        self.following.lock().may_be_asked = false;
     }
 
     /// Bytes of pages that are left.
@@ -113,8 +161,9 @@ impl Postcopy {
             Some(name) => ram.blocks().iter().position(|known| known.name() == name),
             None => following.last,
         };
-        let Some(order) = following.order.as_mut() else {
-            return Err(wrong("pages before it was told to listen".to_owned()));
+        let may_be_asked = following.may_be_asked;
+        let Some(order) = following.order.as_mut().filter(|_| may_be_asked) else {
+            return Err(wrong("pages before it was told to listen, or to go on".to_owned()));
         };
         let Some(block) = last else {
             return Err(wrong(match block {
@@ -261,5 +310,36 @@ mod tests {
         postcopy.has_sent_requested();
         assert!(matches!(next(true), Background::Done));
         assert_eq!(postcopy.left_bytes(), 0);
+    }
+
+    #[test]
+    fn recovery_sends_what_was_lost_and_believes_nobody_who_has_what_was_never_sent() {
+        let (ram, unsent) = guest();
+        let postcopy = Postcopy::new(0);
+        postcopy.begin(&unsent);
+        let Background::Run(sent) = postcopy.next_background(Duration::ZERO, false, || false) else {
+            panic!()
+        };
+        postcopy.request(&ram, Some("rom"), 0, 4096).unwrap();
+        postcopy.stop();
+        postcopy.pause();
+        let early = postcopy.request(&ram, Some("m0"), 200 << 12, 4096).unwrap_err();
+        assert!(early.to_string().contains("go on"), "{early}");
+
+        // Of what was sent every other page has come.
+        let mut came = ReceivedPages::none(256);
+        (sent.first..sent.end()).step_by(2).for_each(|page| came.add(page));
+        let mut lie = came.clone();
+        lie.add(255);
+        let none = || (1, ReceivedPages::none(16));
+        let error = postcopy.recover(&ram, &[(0, lie), none()]).unwrap_err();
+        assert!(error.to_string().contains("0xff000") && error.to_string().contains("never sent"), "{error}");
+
+        postcopy.recover(&ram, &[(0, came), none()]).unwrap();
+        postcopy.may_be_asked();
+        assert_eq!(postcopy.left_bytes() >> PAGE_SHIFT, 256 - sent.count / 2 + 16);
+        assert!(postcopy.request(&ram, None, 0, 4096).is_err(), "the first request names its block");
+        postcopy.request(&ram, Some("m0"), (sent.first + 1) << 12, 4096).unwrap();
+        assert_eq!(postcopy.next_requested().map(|run| (run.block, run.first)), Some((0, sent.first + 1)));
     }
 }

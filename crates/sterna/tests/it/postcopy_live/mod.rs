@@ -2,6 +2,7 @@
 
 mod destination;
 mod peer;
+mod recovery;
 mod source;
 
 use std::sync::Arc;
