@@ -145,6 +145,7 @@ fn postcopy_reaches_the_engine_and_starts_when_it_is_asked_for() {
         (Status::PostcopyDevice, "postcopy-device"),
         (Status::PostcopyActive, "postcopy-active"),
         (Status::PostcopyPaused, "postcopy-paused"),
+        (Status::PostcopyRecover, "postcopy-recover"),
     ] {
         migration.set(status);
         assert_eq!(client.ok("query-migrate", json!({}))["status"], word);
