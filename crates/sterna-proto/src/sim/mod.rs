@@ -25,6 +25,7 @@ mod network;
 mod planted;
 mod qemu;
 mod qemu_state;
+mod recovery;
 mod rng;
 mod schedule;
 mod source_side;

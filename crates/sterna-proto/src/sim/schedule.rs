@@ -155,6 +155,10 @@ pub struct Schedule {
     pub ack: SwitchoverAck,
     /// The guest goes on at the destination before its pages are there.
     pub postcopy: bool,
+    /// An operator lets a paused postcopy go on.
+    pub resumes: bool,
+    /// The source connects again by itself.
+    pub reconnects: bool,
     /// How many devices of the source ask (`Modern`).
     pub asks: u8,
     /// Messages may take longer than limits.
@@ -196,6 +200,8 @@ impl Schedule {
                 SwitchoverAck::Modern,
             ]),
             postcopy: false,
+            resumes: false,
+            reconnects: false,
             asks: rng.below(3) as u8,
             slow_network: rng.percent(15),
             slow_local: rng.percent(15),
@@ -209,6 +215,8 @@ impl Schedule {
         }
         let can_do_postcopy = matches!(pairing, Pairing::Sternas | Pairing::ToQemu { return_path: true });
         schedule.postcopy = can_do_postcopy && rng.percent(40);
+        schedule.resumes = schedule.postcopy && rng.percent(60);
+        schedule.reconnects = schedule.postcopy && rng.percent(30);
         schedule.draw_faults(&mut rng);
         schedule
     }
@@ -220,8 +228,12 @@ impl Schedule {
         }
         let failures = rng.pick(&[0, 0, 1, 1, 2]);
         for _ in 0..failures {
-            let times = rng.pick(&[1, 1, 1, 2, Fault::ALWAYS]);
+            let mut times = rng.pick(&[1, 1, 1, 2, Fault::ALWAYS]);
             let effect = rng.pick(&Effect::ALL);
+            if effect == Effect::Place && self.reconnects {
+                // A source that connects again by itself does so as often as it loses a connection.
+                times = times.min(2);
+            }
             self.faults.push(Fault::Fail { effect, times });
         }
         // Only a managed QEMU source, or one without return path, gets us held.
@@ -256,6 +268,8 @@ impl Schedule {
             let paused = rng.pick(&[
                 Place::Source(source::State::PostcopyPaused),
                 Place::Destination(destination::State::PostcopyPaused),
+                Place::Source(source::State::PostcopyRecover),
+                Place::Destination(destination::State::PostcopyRecover),
             ]);
             self.faults.push(strike(rng, paused));
         }
@@ -274,9 +288,7 @@ impl Schedule {
 
 fn draw_blow(rng: &mut Rng) -> Fault {
     let place = if rng.percent(60) {
-        let of_handover = source::State::ALL
-            .into_iter()
-            .filter(|state| !state.is_of_protection() && *state != source::State::PostcopyRecover);
+        let of_handover = source::State::ALL.into_iter().filter(|state| !state.is_of_protection());
         Place::Source(rng.pick(&of_handover.collect::<Vec<_>>()))
     } else {
         Place::Destination(rng.pick(&destination::State::ALL))

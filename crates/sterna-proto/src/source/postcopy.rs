@@ -93,6 +93,7 @@ impl Source {
             }
 
             // Too late to matter.
+            (S::Postcopy, E::AskAnswered(_) | E::AskFailed) => IGNORE,
             (
                 S::PostcopyPaused | S::PostcopyRecover,
                 E::EofSent
