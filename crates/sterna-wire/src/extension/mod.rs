@@ -58,6 +58,8 @@ impl Features {
     pub const POSTCOPY: Features = Features(0x0010);
     /// As [`Features::POSTCOPY`], for a preempt channel: `postcopy-preempt` is on.
     pub const PREEMPT: Features = Features(0x0020);
+    /// As [`Features::POSTCOPY`], for pages over multifd channels while the guest runs: `multifd` is on, too.
+    pub const POSTCOPY_LANES: Features = Features(0x0080);
     /// What this version answers, beside what depends on the migration's settings.
     pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0 | Self::MEMORY.0);
 

@@ -2,10 +2,12 @@
 //!
 //! The guest stands here for good from the commit on, so its pages do not change any more: they are sent from where they are.
 
+pub(super) mod lanes;
 pub(super) mod package;
 pub(super) mod sender;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -14,7 +16,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
 use super::lanes::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;
-use crate::postcopy::order::PageOrder;
+use crate::postcopy::order::{LanePages, PageOrder};
 
 /// Requested pages that go out in one write.
 const REQUESTED_AT_ONCE: u64 = 16;
@@ -28,8 +30,25 @@ pub(super) struct Postcopy {
     has_ended: AtomicBool,
     /// `max-postcopy-bandwidth`: of pages that nobody asks for.
     pub(super) limiter: Limiter,
+    /// The background's pages, where lanes send them.
+    lane_pages: OnceLock<Arc<LanePages>>,
+    lanes: Mutex<LanesTurn>,
+    lanes_changed: Condvar,
     following: Mutex<Following>,
     changed: Condvar,
+}
+
+/// Where lanes are that send the background's pages.
+#[derive(Default)]
+struct LanesTurn {
+    /// They stay when the rounds are over.
+    stay: bool,
+    /// The guest runs at the destination: they begin.
+    go: bool,
+    /// Nobody waits any more.
+    is_over: bool,
+    /// Those that have sent their last page.
+    through: usize,
 }
 
 /// The pages that follow the guest.
@@ -61,6 +80,9 @@ impl Postcopy {
             is_wanted: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             limiter: Limiter::new(bytes_per_second),
+            lane_pages: OnceLock::new(),
+            lanes: Mutex::default(),
+            lanes_changed: Condvar::new(),
             following: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -85,13 +107,24 @@ impl Postcopy {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// From now on pages may be asked for. `unsent`: those that the destination lacks.
-    pub(super) fn begin(&self, unsent: &DirtyBitmaps) {
-        self.following.lock().order = Some(PageOrder::of_unsent(unsent.blocks()));
+    /// From now on pages may be asked for. `unsent`: those that the destination lacks. Lanes that [stay](Self::keep_lanes) will
+    /// send those that nobody asks for.
+    pub(super) fn begin(&self, ram: &GuestRam, unsent: &DirtyBitmaps) {
+        let mut order = PageOrder::of_unsent(unsent.blocks());
+        if self.lanes.lock().stay {
+            let units: Vec<_> = ram.blocks().iter().map(|block| block.page_bytes() >> PAGE_SHIFT).collect();
+            // Begun once.
+            let _ = self.lane_pages.set(order.share(&units));
+        }
+        self.following.lock().order = Some(order);
     }
 
     /// Bytes of pages that are left.
     pub(super) fn left_bytes(&self) -> u64 {
+        if let Some(pages) = self.lane_pages.get() {
+            // Counted without the lock that requests need.
+            return pages.left() << PAGE_SHIFT;
+        }
         self.following.lock().order.as_ref().map_or(0, PageOrder::unsent_pages) << PAGE_SHIFT
     }
 
@@ -140,7 +173,8 @@ impl Postcopy {
             if following.is_over {
                 return None;
             }
-            let run = following.order.as_mut().and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
+            let order = following.order.as_mut().filter(|_| !self.has_ended());
+            let run = order.and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
             if run.is_some() {
                 following.on_their_way += 1;
                 return run;
@@ -183,10 +217,24 @@ impl Postcopy {
         }
     }
 
+    /// EOF is about to go out if no requested page is on its way. True: it is, and none follows.
+    pub(super) fn ends_if_answered(&self) -> bool {
+        // Under the lock under which requested pages are taken.
+        let following = self.following.lock();
+        let has_requests = following.order.as_ref().is_some_and(PageOrder::has_requests);
+        if has_requests || following.on_their_way > 0 {
+            return false;
+        }
+        self.ends();
+        true
+    }
+
     /// Nobody waits any more.
     pub(super) fn stop(&self) {
         self.following.lock().is_over = true;
         self.changed.notify_all();
+        self.lanes.lock().is_over = true;
+        self.lanes_changed.notify_all();
         self.limiter.open();
     }
 }
@@ -215,7 +263,7 @@ mod tests {
         let postcopy = Postcopy::new(0);
         let early = postcopy.request(&ram, Some("m0"), 0, 4096).unwrap_err();
         assert!(early.to_string().contains("listen"), "{early}");
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         for (block, start, length, word) in [
             (None, 0, 4096, "naming a block"),
             (Some("vga"), 0, 4096, "\"vga\""),
@@ -235,7 +283,7 @@ mod tests {
     fn a_million_requests_for_a_page_are_one() {
         let (ram, unsent) = guest();
         let postcopy = Postcopy::new(0);
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         for _ in 0..1_000_000 {
             postcopy.request(&ram, Some("m0"), 5 << 12, 4096).unwrap();
         }
@@ -249,7 +297,7 @@ mod tests {
     fn background_gives_way_to_requests_on_its_channel_and_ends_when_all_is_written() {
         let (ram, unsent) = guest();
         let postcopy = Postcopy::new(0);
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         postcopy.request(&ram, Some("rom"), 0, 16 << 12).unwrap();
         let next = |gives_way| postcopy.next_background(Duration::ZERO, gives_way, || false);
         assert!(matches!(next(true), Background::Wait));
