@@ -38,10 +38,13 @@ pub(crate) struct ArrivingPages {
     requested: DirtyBitmaps,
     left: AtomicU64,
     /// Huge pages of which some has come, by block and first page.
-    half: Mutex<HashMap<(usize, u64), Arc<Mutex<Half>>>>,
+    half: Mutex<HashMap<(usize, u64), SharedHalf>>,
     most_half: usize,
     blocktime: Option<Blocktime>,
 }
+
+/// Ways to it: the main and the preempt channel, and lanes.
+type SharedHalf = Arc<Mutex<Half>>;
 
 /// A huge page of which some has come.
 struct Half {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sterna::ram::{Backing, PAGE_SIZE};
 use sterna::{
     Arrival, Capabilities, Compression, Incoming, Migration, MigrationError, Outcome, Parameters, RunState,
-    SourceVm, Status, Tls, TlsCredentials, TlsEndpoint, Vm, ZeroPageDetection,
+    Status, Tls, TlsCredentials, TlsEndpoint, Vm, ZeroPageDetection,
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
