@@ -191,8 +191,8 @@ impl Rounds {
         }
     }
 
-    /// A lane's channel ended between two packets. Whether all came is seen at the next flush; while the guest runs, nobody waits for it
-    /// with pages missing.
+    /// A lane's channel ended between two packets. Whether all came is seen at the next flush; in postcopy a guest may wait
+    /// for a page until then.
     pub(super) fn ended(&self, lane: usize) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         state.ended[lane] = true;
@@ -201,7 +201,7 @@ impl Rounds {
         self.changed.notify_all();
         match owes_pages {
             true => {
-                let what = format!("multifd channel {lane} ended before its last SYNC, while the guest runs");
+                let what = format!("multifd channel {lane} ended before its last SYNC in postcopy");
                 Err(MigrationError::Transport(what, None))
             }
             false => Ok(()),
