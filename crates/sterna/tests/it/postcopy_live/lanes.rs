@@ -158,10 +158,11 @@ fn connection_whose_lane_breaks_is_lost_and_the_source_never_runs_the_guest_agai
     let Some(Begun { source, migration, mut destination, lanes }) = begun(capabilities, OVER_LANES) else {
         return;
     };
-    destination.until(is_run);
+    let read = lanes.iter().map(|lane| lane.try_clone().unwrap()).collect();
+    until_run(&mut destination, &LanesOfDestination::read(read, &config()));
     // The question whether it runs, which is answered.
     destination.until(|item| matches!(item, MainItem::Command(Command::Ping(_))));
-    drop(lanes);
+    lanes[1].shutdown(std::net::Shutdown::Both).unwrap();
     until_status(&migration, Status::PostcopyPaused);
     assert!(!source.ram().custody().may_run());
     migration.decide(sterna::Decision::DestinationRuns).unwrap();

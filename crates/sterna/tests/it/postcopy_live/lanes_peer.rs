@@ -135,7 +135,9 @@ fn read(index: usize, mut stream: TcpStream, state: &State, blocks: Vec<(String,
     while stream.read_exact(&mut header).is_ok() {
         let view = RamPacketView::decode(&header, &table, Method::None).unwrap();
         let mut payload = vec![0; view.payload_bytes()];
-        stream.read_exact(&mut payload).unwrap();
+        if stream.read_exact(&mut payload).is_err() {
+            return;
+        }
         let block = view.block().unwrap_or(0);
         let contents = payload.chunks(PAGE_SIZE).map(<[u8]>::to_vec);
         let normal = view.normal().zip(contents).map(|(offset, content)| (block, offset, content));
