@@ -216,9 +216,12 @@ impl<'a> Loader<'a> {
             MainItem::PagePayloadFollows { block, offset } if self.shared.postcopy.arriving().is_some() => {
                 self.following_page(block, offset)
             }
-            MainItem::Xbzrle { .. } | MainItem::MultifdFlush if self.shared.postcopy.arriving().is_some() => {
-                let what = "after LISTEN it sent something else than whole pages (specs/postcopy.md §3)";
-                Err(MigrationError::PeerMisbehaved { what: what.to_owned() })
+            MainItem::Xbzrle { .. } if self.shared.postcopy.arriving().is_some() => Err(unfit_in_postcopy()),
+            // The one behind the last page of the lanes.
+            MainItem::MultifdFlush
+                if self.shared.postcopy.arriving().is_some() && !self.shared.rounds.is_following() =>
+            {
+                Err(unfit_in_postcopy())
             }
             MainItem::PagePayloadFollows { block, offset } => self.page(page(block, offset)),
             MainItem::Xbzrle { block, offset, delta } => self.delta(page(block, offset), &delta),
@@ -250,6 +253,9 @@ impl<'a> Loader<'a> {
                 }
                 if kind == SectionKind::End {
                     self.shared.check_that_all_came()?;
+                    if self.shared.postcopy.arriving().is_some() {
+                        self.shared.rounds.end_following()?;
+                    }
                 }
                 let streams = &self.shared.streams;
                 let due = self.acks.as_mut().map_or(0, |acks| acks.at_section(streams));
@@ -544,6 +550,12 @@ impl Loader<'_> {
             _ => Ok(()),
         }
     }
+}
+
+fn unfit_in_postcopy() -> MigrationError {
+    let what = "after LISTEN it sent something else than whole pages, and one MULTIFD_FLUSH behind those of its multifd channels \
+                if they bring any (specs/postcopy.md §3, specs/extension.md §12.5)";
+    MigrationError::PeerMisbehaved { what: what.to_owned() }
 }
 
 /// A part of a stream's section. START and END are empty.

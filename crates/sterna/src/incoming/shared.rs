@@ -174,6 +174,9 @@ impl Shared {
         let mut features = Features::OURS;
         if self.capabilities.postcopy_ram {
             features = features.union(Features::POSTCOPY);
+            if self.places.lanes() > 0 {
+                features = features.union(Features::POSTCOPY_LANES);
+            }
         }
         if self.capabilities.postcopy_preempt {
             features = features.union(Features::PREEMPT);

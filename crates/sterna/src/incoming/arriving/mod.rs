@@ -5,12 +5,14 @@
 //! | `order` | in which order the source's commands may come. Pure |
 //! | `pages` | which pages are missing, and how each is placed once |
 //! | `asking` | whether the source can be asked for pages now |
+//! | `ways` | on which way each came, where lanes bring pages, too |
 //! | `blocktime` | how long is waited |
 
 mod asking;
 mod blocktime;
 mod order;
 mod pages;
+mod ways;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

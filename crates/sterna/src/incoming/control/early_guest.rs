@@ -62,6 +62,7 @@ impl Control {
         if let Some(arriving) = self.shared.postcopy.arriving() {
             arriving.begin_recovery();
         }
+        self.shared.rounds.begin_recovery();
         self.shared.stopping.store(false, Ordering::Release);
         let shared = Arc::clone(&self.shared);
         self.start("loader", move || loader::recover(&shared, &main));

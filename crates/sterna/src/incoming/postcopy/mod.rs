@@ -141,10 +141,15 @@ pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
         true => Some(preempt::await_channel(shared)?),
         false => None,
     };
+    shared.rounds.end_precopy()?;
     let sink = sink(shared)?;
     let measures = shared.capabilities.postcopy_blocktime;
-    let arriving = Arc::new(ArrivingPages::begin(sink.ram(), sink.received(), measures)?);
+    let lanes = lanes_that_follow(shared);
+    let arriving = Arc::new(ArrivingPages::begin(sink.ram(), sink.received(), measures, lanes)?);
     shared.postcopy.set_arriving(&arriving);
+    if lanes > 0 {
+        shared.rounds.follow();
+    }
     shared.postcopy.asking.lock().open();
     shared.postcopy.keep_fault_thread(faults::spawn(shared, &arriving)?);
     match preempt {
@@ -160,6 +165,12 @@ fn receive_requested(
     arriving: Arc<ArrivingPages>,
 ) -> Result<(), MigrationError> {
     spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))
+}
+
+/// How many lanes may bring pages while the guest runs: those of a Sterna that has read what this side can do.
+fn lanes_that_follow(shared: &Shared) -> usize {
+    let is_sterna = shared.secret.lock().is_some();
+    if is_sterna { shared.places.lanes() } else { 0 }
 }
 
 /// Takes what a package has in it. Its devices are loaded by another thread.

@@ -2,11 +2,13 @@
 //!
 //! The guest stands here for good from the commit on, so its pages do not change any more: they are sent from where they are.
 
+pub(super) mod lanes;
 pub(super) mod package;
 pub(super) mod recovery;
 pub(super) mod sender;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -16,7 +18,7 @@ use sterna_wire::received_pages::ReceivedPages;
 use super::lanes::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;
-use crate::postcopy::order::PageOrder;
+use crate::postcopy::order::{LanePages, PageOrder};
 
 /// Requested pages that go out in one write.
 const REQUESTED_AT_ONCE: u64 = 16;
@@ -30,8 +32,25 @@ pub(super) struct Postcopy {
     has_ended: AtomicBool,
     /// `max-postcopy-bandwidth`: of pages that nobody asks for.
     pub(super) limiter: Limiter,
+    /// The background's pages, where lanes send them.
+    lane_pages: OnceLock<Arc<LanePages>>,
+    lanes: Mutex<LanesTurn>,
+    lanes_changed: Condvar,
     following: Mutex<Following>,
     changed: Condvar,
+}
+
+/// Where lanes are that send the background's pages.
+#[derive(Default)]
+struct LanesTurn {
+    /// They stay when the rounds are over.
+    stay: bool,
+    /// The guest runs at the destination: they begin.
+    go: bool,
+    /// Nobody waits any more.
+    is_over: bool,
+    /// Those that have sent their last page.
+    through: usize,
 }
 
 /// The pages that follow the guest.
@@ -65,6 +84,9 @@ impl Postcopy {
             is_wanted: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             limiter: Limiter::new(bytes_per_second),
+            lane_pages: OnceLock::new(),
+            lanes: Mutex::default(),
+            lanes_changed: Condvar::new(),
             following: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -89,10 +111,17 @@ impl Postcopy {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// From now on pages may be asked for. `unsent`: those that the destination lacks.
-    pub(super) fn begin(&self, unsent: &DirtyBitmaps) {
+    /// From now on pages may be asked for. `unsent`: those that the destination lacks. Lanes that [stay](Self::keep_lanes) will
+    /// send those that nobody asks for.
+    pub(super) fn begin(&self, ram: &GuestRam, unsent: &DirtyBitmaps) {
+        let mut order = PageOrder::of_unsent(unsent.blocks());
+        if self.lanes.lock().stay {
+            let units: Vec<_> = ram.blocks().iter().map(|block| block.page_bytes() >> PAGE_SHIFT).collect();
+            // Begun once.
+            let _ = self.lane_pages.set(order.share(&units));
+        }
         let mut following = self.following.lock();
-        following.order = Some(PageOrder::of_unsent(unsent.blocks()));
+        following.order = Some(order);
         following.may_be_asked = true;
     }
 
@@ -140,6 +169,10 @@ impl Postcopy {
 
     /// Bytes of pages that are left.
     pub(super) fn left_bytes(&self) -> u64 {
+        if let Some(pages) = self.lane_pages.get() {
+            // Counted without the lock that requests need.
+            return pages.left() << PAGE_SHIFT;
+        }
         self.following.lock().order.as_ref().map_or(0, PageOrder::unsent_pages) << PAGE_SHIFT
     }
 
@@ -189,7 +222,8 @@ impl Postcopy {
             if following.is_over {
                 return None;
             }
-            let run = following.order.as_mut().and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
+            let order = following.order.as_mut().filter(|_| !self.has_ended());
+            let run = order.and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
             if run.is_some() {
                 following.on_their_way += 1;
                 return run;
@@ -232,10 +266,24 @@ impl Postcopy {
         }
     }
 
+    /// EOF is about to go out if no requested page is on its way. True: it is, and none follows.
+    pub(super) fn ends_if_answered(&self) -> bool {
+        // Under the lock under which requested pages are taken.
+        let following = self.following.lock();
+        let has_requests = following.order.as_ref().is_some_and(PageOrder::has_requests);
+        if has_requests || following.on_their_way > 0 {
+            return false;
+        }
+        self.ends();
+        true
+    }
+
     /// Nobody waits any more.
     pub(super) fn stop(&self) {
         self.following.lock().is_over = true;
         self.changed.notify_all();
+        self.lanes.lock().is_over = true;
+        self.lanes_changed.notify_all();
         self.limiter.open();
     }
 }
@@ -264,7 +312,7 @@ mod tests {
         let postcopy = Postcopy::new(0);
         let early = postcopy.request(&ram, Some("m0"), 0, 4096).unwrap_err();
         assert!(early.to_string().contains("listen"), "{early}");
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         for (block, start, length, word) in [
             (None, 0, 4096, "naming a block"),
             (Some("vga"), 0, 4096, "\"vga\""),
@@ -284,7 +332,7 @@ mod tests {
     fn a_million_requests_for_a_page_are_one() {
         let (ram, unsent) = guest();
         let postcopy = Postcopy::new(0);
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         for _ in 0..1_000_000 {
             postcopy.request(&ram, Some("m0"), 5 << 12, 4096).unwrap();
         }
@@ -298,7 +346,7 @@ mod tests {
     fn background_gives_way_to_requests_on_its_channel_and_ends_when_all_is_written() {
         let (ram, unsent) = guest();
         let postcopy = Postcopy::new(0);
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         postcopy.request(&ram, Some("rom"), 0, 16 << 12).unwrap();
         let next = |gives_way| postcopy.next_background(Duration::ZERO, gives_way, || false);
         assert!(matches!(next(true), Background::Wait));
@@ -316,7 +364,7 @@ mod tests {
     fn recovery_sends_what_was_lost_and_believes_nobody_who_has_what_was_never_sent() {
         let (ram, unsent) = guest();
         let postcopy = Postcopy::new(0);
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         let Background::Run(sent) = postcopy.next_background(Duration::ZERO, false, || false) else {
             panic!()
         };

@@ -195,6 +195,27 @@ fn guest_goes_on_after_two_losses_in_a_row() {
     }
 }
 
+/// Pages that lanes had taken, and that were on their way, come over the other channels.
+#[test]
+fn guest_goes_on_after_a_loss_with_lanes_and_has_every_page() {
+    for preempt in [false, true] {
+        let Some(on) = capabilities(preempt) else { return };
+        let on = Capabilities { multifd: true, ..on };
+        let params = Parameters { multifd_channels: 2, ..trickle() };
+        let split = Split::begin(params.clone(), params, on);
+        for _ in 0..2 {
+            split.cable.cut();
+            split.paused();
+            split.resume();
+            until_status(&split.migration, Status::PostcopyActive);
+            let over_lanes = split.migration.statistics().multifd_bytes;
+            split.after_pages(100);
+            assert_eq!(split.migration.statistics().multifd_bytes, over_lanes, "no lane is left");
+        }
+        split.arrives();
+    }
+}
+
 #[test]
 fn guest_goes_on_by_itself_within_the_window() {
     let Some(on) = capabilities(true) else { return };
