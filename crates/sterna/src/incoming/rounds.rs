@@ -281,3 +281,25 @@ impl Rounds {
         self.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_recovery_packets_that_were_lost_are_not_missed_and_none_comes() {
+        let rounds = Rounds::new(2);
+        rounds.end_precopy().unwrap();
+        rounds.follow();
+        // Number 1 was on its way on the other lane.
+        for number in [0, 2] {
+            assert!(rounds.packet(number).unwrap());
+        }
+        assert!(rounds.complete().is_err() && !rounds.numbers_are_complete());
+        rounds.stop();
+        rounds.begin_recovery();
+        assert!(!rounds.is_following() && rounds.numbers_are_complete());
+        rounds.end_following().unwrap();
+        assert!(rounds.packet(3).unwrap_err().to_string().contains("specs/extension.md §12.5"));
+    }
+}
