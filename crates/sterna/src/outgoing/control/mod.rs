@@ -126,6 +126,8 @@ pub(super) struct Control {
     stopping: Option<bool>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
+    /// Why it could not go on after that.
+    not_resumed: Option<MigrationError>,
     step_began: Instant,
 }
 
@@ -154,6 +156,7 @@ impl Control {
             identify_sent: None,
             stopping: None,
             ran_before: false,
+            not_resumed: None,
             step_began: now,
             shared,
         }
