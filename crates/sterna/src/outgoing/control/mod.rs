@@ -127,6 +127,8 @@ pub(super) struct Control {
     stopping: Option<bool>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
+    /// Why it could not go on after that.
+    not_resumed: Option<MigrationError>,
     step_began: Instant,
 }
 
@@ -155,6 +157,7 @@ impl Control {
             identify_sent: None,
             stopping: None,
             ran_before: false,
+            not_resumed: None,
             step_began: now,
             shared,
         }

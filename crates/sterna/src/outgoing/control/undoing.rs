@@ -43,6 +43,9 @@ impl Control {
             matches!(action, Action::ReacquireHooks | Action::ResumeGuest | Action::StopTracking);
         if is_undoing {
             self.shared.tell(&Event::Warning(error.to_string()));
+            if action == Action::ResumeGuest {
+                self.not_resumed = Some(error);
+            }
         } else {
             self.shared.note_error(error);
         }
@@ -75,6 +78,7 @@ impl Control {
             }
             Err(error) => {
                 self.shared.tell(&Event::Warning(error.to_string()));
+                self.not_resumed = Some(error.into());
                 self.shared.report(Fed::GuestResumeFailed);
             }
         }
