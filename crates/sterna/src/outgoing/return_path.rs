@@ -131,6 +131,11 @@ impl Reader<'_> {
                 let ram = &self.shared.ram;
                 self.shared.postcopy.request(ram, block.as_deref(), start, u64::from(length))
             }
+            ReturnMessage::ReceivedBitmap { .. } if !self.shared.recovery.is_under_way() => {
+                Err(untimely("a received bitmap", "recovery"))
+            }
+            // A QEMU bears it, too.
+            ReturnMessage::ResumeAck(_) if !self.shared.recovery.is_under_way() => Ok(()),
             message @ ReturnMessage::ReceivedBitmap { .. } => {
                 self.bitmap = self.shared.recovery.take(message)?;
                 Ok(())

@@ -81,6 +81,11 @@ impl Recovery {
         }
     }
 
+    /// Whether the destination was asked and has not gone on yet.
+    pub(in crate::outgoing) fn is_under_way(&self) -> bool {
+        self.answers.lock().is_some()
+    }
+
     /// Takes what belongs to a recovery alone. `Some(block)`: the bitmap of that block follows. `None`: it goes on.
     pub(in crate::outgoing) fn take(&self, message: ReturnMessage) -> Result<Option<usize>, MigrationError> {
         let mut asked = self.answers.lock();
