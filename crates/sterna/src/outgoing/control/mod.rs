@@ -301,6 +301,7 @@ impl Control {
     fn stop_guest(&mut self) {
         // Of the guest that stops here nothing more is to be expected.
         self.hints.stop();
+        self.let_channels_run_empty();
         let was_running = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
         let began = Instant::now();
         self.step_began = began;
