@@ -11,7 +11,7 @@ use sterna_guests::process::{ProcessConfig, ProcessGuest};
 use sterna_transport::rdma::double::{Network, Settings};
 
 use super::together::{kinds, postcopy, slow};
-use super::{asking_banks, with_tls};
+use super::{asking_banks, pair, with_tls};
 use crate::common;
 use crate::support::{TestVm, until_status, vm};
 
@@ -25,14 +25,14 @@ fn throttled(on: Capabilities) -> [Capabilities; 2] {
 }
 
 /// A guest that writes pages of every kind, with devices that have a stream and ask for an acknowledgement if it `has_streams`.
-fn machines(config: &ProcessConfig, has_streams: bool) -> [Arc<TestVm>; 2] {
+fn machines(config: &ProcessConfig, has_streams: bool) -> Option<[Arc<TestVm>; 2]> {
     let config = ProcessConfig { fill: Fill::Half(7), ..config.clone() };
     let [saving, loading] = asking_banks(if has_streams { 2 } else { 0 });
-    let (source, target) = common::pair(&config);
+    let (source, target) = pair(&config)?;
     let source = TestVm::with_banks(source, saving);
     // It counts what its vCPU writes.
     source.dirty_limits.lock().unwrap().push(None);
-    [source, TestVm::with_banks(target, loading)]
+    Some([source, TestVm::with_banks(target, loading)])
 }
 
 fn begin(source: &Arc<TestVm>, to: &Address, params: &Parameters, on: Capabilities) -> Migration {
@@ -58,7 +58,7 @@ fn precopy_with_everything_that_goes_with_it() {
             for multifd_compression in [Compression::Zstd, Compression::Zlib] {
                 for zero_page_detection in DETECTIONS {
                     let params = Parameters { multifd_compression, zero_page_detection, ..params.clone() };
-                    let [source, target] = machines(&config, true);
+                    let Some([source, target]) = machines(&config, true) else { continue };
                     let theirs = with_tls(&params, certificates.path(), TlsEndpoint::Server);
                     let incoming = vm::listen(&target, &theirs, capabilities);
                     let ours = with_tls(&params, certificates.path(), TlsEndpoint::Client);
@@ -79,7 +79,7 @@ fn postcopy_with_everything_that_goes_with_it() {
         for capabilities in throttled(Capabilities { switchover_ack: true, multifd: true, ..on }) {
             for multifd_compression in [Compression::Zstd, Compression::Zlib] {
                 let params = Parameters { multifd_channels: 2, multifd_compression, ..slow() };
-                let [source, target] = machines(&config, false);
+                let Some([source, target]) = machines(&config, false) else { continue };
                 let theirs = with_tls(&params, certificates.path(), TlsEndpoint::Server);
                 let incoming = vm::listen(&target, &theirs, capabilities);
                 let ours = with_tls(&params, certificates.path(), TlsEndpoint::Client);
@@ -99,7 +99,7 @@ fn same_host_with_everything_that_goes_with_it() {
     let params = Parameters { mode: MigrationMode::CprTransfer, ..params };
     let capabilities = Capabilities { switchover_ack: true, pause_before_switchover: true, ..multifd };
     for config in kinds() {
-        let [source, target] = machines(&config, true);
+        let Some([source, target]) = machines(&config, true) else { continue };
         let directory = tempfile::tempdir().unwrap();
         let at = Address::Unix(directory.path().join("m"));
         let incoming =
@@ -121,7 +121,7 @@ fn rdma_with_everything_that_goes_with_it() {
                 let host = network.host(&[[10, 0, 0, 1].into()]);
                 let mut params = Parameters { zero_page_detection, ..params.clone() };
                 params.rdma.fabric = Some(Arc::new(host));
-                let [source, target] = machines(&config, true);
+                let Some([source, target]) = machines(&config, true) else { continue };
                 let incoming = vm::listen(&target, &params, capabilities);
                 let migration = begin(&source, &incoming.address(), &params, capabilities);
                 goes_on(&migration);
@@ -143,7 +143,7 @@ fn images_with_everything_that_goes_with_them() {
                     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
                     let file = Address::File { path: directory.path().join("image"), offset: 0 };
                     let params = Parameters { zero_page_detection, ..lanes.clone() };
-                    let [source, target] = machines(&config, true);
+                    let Some([source, target]) = machines(&config, true) else { continue };
                     let migration = begin(&source, &file, &params, capabilities);
                     goes_on(&migration);
                     let outcome = migration.wait();

@@ -7,14 +7,34 @@ mod together;
 
 use std::sync::Arc;
 
+use sterna::ram::Backing;
 use sterna::{Parameters, Tls, TlsCredentials, TlsEndpoint};
+use sterna_guests::process::{ProcessConfig, ProcessGuest};
 
+use crate::common;
 use crate::support::bank::{Bank, Calls};
 
 /// With credentials for that end.
 fn with_tls(params: &Parameters, directory: &std::path::Path, endpoint: TlsEndpoint) -> Parameters {
     let credentials = TlsCredentials::from_directory(directory, endpoint, false).unwrap();
     Parameters { tls: Some(Tls::new(Arc::new(credentials))), ..params.clone() }
+}
+
+/// A guest that runs, and the place for it. `None`, with a word in the log, where this host has too few huge pages for both.
+fn pair(config: &ProcessConfig) -> Option<(Arc<ProcessGuest>, Arc<ProcessGuest>)> {
+    common::trace();
+    let source = ProcessGuest::boot(config.clone());
+    match source.and_then(|source| Ok((source, ProcessGuest::waiting(config.clone())?))) {
+        Ok((source, target)) => {
+            source.cont().unwrap();
+            Some((source, target))
+        }
+        Err(error) => {
+            assert_ne!(config.backing, Backing::Memfd, "{error}");
+            tracing::warn!("skipped: {error}");
+            None
+        }
+    }
 }
 
 /// Devices with a stream, of the source and of the destination.
