@@ -490,6 +490,9 @@ fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
         Cause::OperatorDecided => {
             MigrationError::Transport("an operator decided that the source runs the guest".to_owned(), None)
         }
+        Cause::OperatorPaused => {
+            MigrationError::Transport("an operator paused it (migrate-pause)".to_owned(), None)
+        }
         Cause::ConnectionLost | Cause::Eof => {
             MigrationError::Transport("the connection was lost".to_owned(), None)
         }

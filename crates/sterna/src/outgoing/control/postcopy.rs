@@ -9,7 +9,7 @@ use sterna_transport::Channel;
 use sterna_wire::extension::{self, Features, PreemptHello};
 use sterna_wire::main::{Command, encode_end};
 
-use super::Control;
+use super::{Control, explain};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::interruption::Break;
@@ -279,6 +279,11 @@ impl Control {
 
     /// The destination runs the guest, and the connection broke.
     pub(super) fn report_paused(&mut self, cause: Cause) {
+        if matches!(cause, Cause::OperatorPaused | Cause::DestinationFailed(_)) {
+            // What threads met of the channels is only what followed.
+            self.shared.forget_error();
+            self.shared.note_error(explain(cause, &self.shared.params().limits));
+        }
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
         let left = self.shared.postcopy.left_bytes() / PAGE_SIZE as u64;
         let text = format!(
