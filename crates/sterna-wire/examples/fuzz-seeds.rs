@@ -5,7 +5,10 @@
 use std::io::Read;
 use std::path::Path;
 use sterna_wire::colo::Message;
-use sterna_wire::extension::{Handover, MigrationSecret, Status, StatusAnswer, StatusQuestion};
+use sterna_wire::extension::{
+    Handover, Holds, MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello, Status,
+    StatusAnswer, StatusQuestion, encode_held,
+};
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
     Command, Configuration, FileHeader, SectionHeader, encode_end, encode_footer, encode_length_prefixed,
@@ -324,6 +327,14 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
     seeds.put("extension", "question", &[&asked])?;
     StatusAnswer::new(Status::Pending, &question, &secret, &None).encode(&mut answered);
     seeds.put("extension", "answer", &[&answered])?;
+    let hello = ReconnectHello::new([3; 16], (2, ReconnectChannel::Main), [4; 16], &secret, &None);
+    let (mut coming_back, mut held) = (Vec::new(), Vec::new());
+    encode_held(50, [(3, 20), (40, 10)].into_iter(), &mut held);
+    hello.encode(&mut coming_back);
+    let holds = Holds { session: 1, rounds: 9, pages: held.clone() };
+    ReconnectAnswer::Holds(holds).encode(&hello, &secret, &None, &mut coming_back);
+    seeds.put("extension", "reconnect", &[&coming_back])?;
+    seeds.put("extension", "held", &[&[10, 0], &held])?;
     let handover = Handover { migration_id: [5; 16], secret: Some(secret) };
     seeds.put("extension", "handover", &[&handover.encode().1])?;
     seeds.put("extension", "handover-1", &[&[5; 16]])?;

@@ -1,7 +1,9 @@
 //! Small messages: Sterna's own, and the body of `globalstate`.
 
 use sterna_wire::extension::{
-    Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, StatusAnswer, StatusQuestion,
+    ChannelBinding, Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, MigrationSecret,
+    ReconnectAnswerHead, ReconnectHello, StatusAnswer, StatusQuestion, decode_held, encode_held,
+    most_held_bytes,
 };
 use sterna_wire::global_state::GlobalState;
 
@@ -32,6 +34,7 @@ pub fn target(data: &[u8]) {
         entries.iter().for_each(|entry| entry.encode(&mut again));
         assert_eq!(again, data);
     }
+    reconnect(data);
     for version in 0..4 {
         if let Ok(handover) = Handover::decode(version, data) {
             assert_eq!(handover.encode(), (version, data.to_vec()));
@@ -45,5 +48,40 @@ pub fn target(data: &[u8]) {
         if let Some(features) = Features::from_pong(value) {
             assert_eq!(features.to_pong(), value);
         }
+    }
+}
+
+/// A connection that was made anew: hello, answer, and held pages of a guest whose blocks the first bytes describe.
+fn reconnect(data: &[u8]) {
+    let secret = MigrationSecret::from_bytes([7; MigrationSecret::BYTES]);
+    let binding: ChannelBinding = None;
+    let mut again = Vec::new();
+    if let Ok(Some((hello, used))) = ReconnectHello::decode(data) {
+        hello.encode(&mut again);
+        assert_eq!(again, data[..used]);
+        if let Ok(Some((head, used))) = ReconnectAnswerHead::decode(&data[used..], 64) {
+            assert!(head.pages_bytes <= 64 && used == ReconnectAnswerHead::BYTES);
+            let pages = data.get(used..used + head.pages_bytes as usize).unwrap_or_default().to_vec();
+            if let Some(answer) = head.with_pages(pages.clone(), &hello, &secret, &binding) {
+                again.clear();
+                answer.encode(&hello, &secret, &binding, &mut again);
+                assert!(again.ends_with(&pages));
+            }
+        }
+    }
+    let Some((sizes, bytes)) = data.split_first_chunk::<2>() else { return };
+    let blocks = sizes.map(|size| u64::from(size) * 5);
+    let mut runs: [Vec<(u64, u64)>; 2] = Default::default();
+    let decoded = decode_held(bytes, &blocks, |block, first, count| {
+        assert!(count > 0 && first + count <= blocks[block]);
+        runs[block].push((first, count));
+    });
+    if decoded.is_ok() {
+        again.clear();
+        for (pages, runs) in blocks.iter().zip(&runs) {
+            encode_held(*pages, runs.iter().copied(), &mut again);
+        }
+        assert_eq!(again, bytes);
+        assert!(bytes.len() as u64 <= most_held_bytes(&blocks));
     }
 }
