@@ -36,6 +36,11 @@ pub struct Limits {
     pub reacquire: Duration,
     /// Source, undoing: from one such attempt to the next.
     pub reacquire_interval: Duration,
+    /// Both sides: from the loss of a connection, once everything is taken back that the switchover had begun, until another
+    /// one must be there. Zero: a lost connection ends the migration.
+    pub reconnect: Duration,
+    /// Source: from an attempt to connect again until the next one.
+    pub reconnect_interval: Duration,
     /// Destination: finishing the load once the last element was read.
     pub load: Duration,
     /// Destination: from PONG until EOF. When it is over, the destination
@@ -59,6 +64,8 @@ impl Default for Limits {
             ask_interval: seconds(2),
             reacquire: seconds(90),
             reacquire_interval: Duration::from_millis(250),
+            reconnect: Duration::ZERO,
+            reconnect_interval: Duration::from_millis(250),
             load: seconds(60),
             prepared: seconds(60),
         }

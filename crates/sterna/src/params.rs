@@ -139,6 +139,10 @@ pub struct Parameters {
     /// `x-sterna-cpr-allow-root`: with [`MigrationMode::CprTransfer`] one of the two processes may be root's and the other of another
     /// user. Otherwise both must be of the same user. Each side asks its own setting.
     pub cpr_allow_root: bool,
+    /// `x-sterna-reconnect-window`: a connection that is lost before the commit is made anew within this time, and the migration
+    /// goes on (specs/extension.md §12); zero: it ends the migration. Both sides must have set it. A source dials for that long; a
+    /// destination waits for its source for that long and `limits.stall`.
+    pub reconnect_window: Duration,
     /// What concerns migrations to and from `rdma:` alone.
     pub rdma: RdmaParameters,
     /// How long Sterna waits for what. QEMU has no such limits.
@@ -212,6 +216,7 @@ impl Parameters {
             ("xbzrle_cache_bytes", self.xbzrle_cache_bytes != running.xbzrle_cache_bytes),
             ("mode", self.mode != running.mode),
             ("cpr_allow_root", self.cpr_allow_root != running.cpr_allow_root),
+            ("reconnect_window", self.reconnect_window != running.reconnect_window),
             ("rdma", self.rdma != running.rdma),
             ("limits", self.limits != running.limits),
         ];
@@ -247,6 +252,7 @@ impl Default for Parameters {
             xbzrle_cache_bytes: 64 << 20,
             mode: MigrationMode::Normal,
             cpr_allow_root: false,
+            reconnect_window: Duration::ZERO,
             rdma: RdmaParameters::default(),
             limits: WaitLimits::default(),
         }

@@ -131,7 +131,8 @@ pub trait TargetVm: Vm {
     fn take_over_paused(&self) -> Result<(), VmError> {
         Ok(())
     }
-    /// Discards all loaded state, so that another migration may come. The engine discards RAM itself.
+    /// Discards all loaded state, so that another migration may come. The engine discards RAM itself. Also called where the
+    /// connection was lost after devices had come and the source comes back: they are loaded again then, and RAM stays.
     fn reset(&self);
 }
 

@@ -53,6 +53,8 @@ pub struct Destination {
     hooks: Hooks,
     /// SHUT 0 was said, or would have been on a return path.
     committed: bool,
+    /// The source comes back over another connection if this one is lost.
+    reconnects: bool,
     /// `cont` was said while the hooks were missing.
     conts: bool,
     cause: Option<Cause>,
@@ -84,6 +86,7 @@ impl Destination {
             run: true,
             hooks: Hooks::None,
             committed: false,
+            reconnects: false,
             conts: false,
             cause: None,
         };
@@ -126,6 +129,14 @@ impl Destination {
         matches!(self.state, State::Running | State::Paused)
     }
 
+    /// Whether a connection that is lost now is waited for.
+    #[must_use]
+    pub fn would_suspend(&self) -> bool {
+        let may =
+            matches!(self.state, State::Active | State::Completing | State::Preparing | State::Prepared);
+        may && self.reconnects
+    }
+
     /// What the destination answers to the status question.
     #[must_use]
     pub fn status(&self, id: MigrationId) -> Status {
@@ -147,6 +158,7 @@ impl Destination {
             State::Setup => limits.setup,
             State::Completing => limits.load,
             State::Prepared => limits.prepared,
+            State::Suspended => limits.reconnect,
             _ => Duration::MAX,
         };
         self.state = state;

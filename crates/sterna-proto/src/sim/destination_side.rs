@@ -67,6 +67,10 @@ impl World<'_> {
             Action::ReportHeld(why) => return self.destination_held(why),
             Action::GiveBackHooks => Work::Do(Effect::GiveBack),
             Action::CloseChannels => return self.close(Side::Destination),
+            Action::Suspend => {
+                self.close(Side::Destination);
+                return self.resume_pending();
+            }
             Action::ResetMemory => {
                 self.facts.memory_used = false;
                 return;
@@ -205,6 +209,10 @@ impl World<'_> {
             }
             Message::Hello => self.send(Side::Source, Message::HelloPong { sterna: true }),
             Message::HandoverId => self.destination_event(Event::HandoverIdRead(ID)),
+            Message::Reconnects => {
+                self.destination_event(Event::MayReconnect);
+                self.send(Side::Source, Message::ReconnectsPong);
+            }
             Message::Compatibility => self.send(Side::Source, Message::CompatibilityPong),
             Message::DeviceAsks => self.send(Side::Source, Message::Ack),
             Message::Ram => {

@@ -29,6 +29,12 @@ pub enum Planted {
     KeepHooks,
     /// Destination: fails without resetting the memory.
     KeepMemory,
+    /// Destination: waits for its source with its hooks held.
+    SuspendWithHooks,
+    /// Destination: lets a session begin that has begun before.
+    TakeStaleDial,
+    /// Source: hears what a lost connection still brings.
+    HearLostConnection,
     /// Source: runs the guest again when the connection is lost after EOF.
     ResumeAfterCommit,
     /// Source: runs the guest again when SHUT does not come in time.
@@ -56,7 +62,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every planted bug.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -66,6 +72,9 @@ impl Planted {
         Self::CommitOnLoss,
         Self::KeepHooks,
         Self::KeepMemory,
+        Self::SuspendWithHooks,
+        Self::TakeStaleDial,
+        Self::HearLostConnection,
         Self::ResumeAfterCommit,
         Self::ResumeAfterSilence,
         Self::CancelAfterCommit,
@@ -178,6 +187,11 @@ impl Planted {
             }
             Self::ShutFailureBeforeHooksBack if actions.contains(&D::StopLoading) => {
                 actions.insert(1, D::SendShut(1));
+            }
+            Self::SuspendWithHooks
+                if machine.state() == State::Suspending && remove(&mut actions, D::GiveBackHooks) =>
+            {
+                actions.extend(machine.handle(now, E::HooksGivenBack)?);
             }
             Self::KeepHooks if remove(&mut actions, D::GiveBackHooks) => {
                 actions.extend(machine.handle(now, E::HooksGivenBack)?);

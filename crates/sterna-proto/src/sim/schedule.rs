@@ -161,6 +161,8 @@ pub struct Schedule {
     pub operator_decides: bool,
     /// Hooks are exclusive, as a disk lock is; without, whoever asks gets them.
     pub locks: bool,
+    /// A lost connection is made anew.
+    pub reconnects: bool,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// A bug planted in one of the two sides.
@@ -196,6 +198,7 @@ impl Schedule {
             slow_local: rng.percent(15),
             operator_decides: rng.percent(50),
             locks: rng.percent(75),
+            reconnects: false,
             faults: Vec::new(),
             planted: None,
         };
@@ -203,7 +206,35 @@ impl Schedule {
             schedule.ack = SwitchoverAck::Off;
         }
         schedule.draw_faults(&mut rng);
+        if pairing == Pairing::Sternas && rng.percent(50) {
+            schedule.reconnects = true;
+            schedule.draw_losses(&mut rng);
+        }
         schedule
+    }
+
+    /// Losses before the commit, and what befalls the states that follow them.
+    fn draw_losses(&mut self, rng: &mut Rng) {
+        use source::State as S;
+        for _ in 0..rng.pick(&[0, 1, 1, 2, 3]) {
+            let state = rng.pick(&[S::Active, S::Stopping, S::Releasing, S::Switchover, S::Preparing]);
+            let blow = rng.pick(&[Blow::Reset, Blow::Reset, Blow::CutBoth, Blow::CutBack, Blow::CutForward]);
+            self.faults.push(Fault::At { place: Place::Source(state), delay: rng.below(4_000), blow });
+        }
+        if rng.percent(30) {
+            let prepared = Place::Destination(destination::State::Prepared);
+            let blow = rng.pick(&[Blow::Reset, Blow::CutBack, Blow::CutBoth]);
+            self.faults.push(Fault::At { place: prepared, delay: rng.below(200), blow });
+        }
+        if rng.percent(60) {
+            let place = rng.pick(&[
+                Place::Source(S::Suspending),
+                Place::Source(S::Reconnecting),
+                Place::Destination(destination::State::Suspending),
+                Place::Destination(destination::State::Suspended),
+            ]);
+            self.faults.push(strike(rng, place));
+        }
     }
 
     fn draw_faults(&mut self, rng: &mut Rng) {

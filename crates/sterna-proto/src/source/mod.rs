@@ -18,6 +18,10 @@
 //!      Cancelled/Failed   Held ──cont──► again           asks again
 //! ```
 //!
+//! A connection that is lost before the PONG ends nothing if both sides can go on over another one: from Active to Preparing
+//! ─► Suspending (channels closed, hooks back, guest resumed) ─► Reconnecting ─► Active, until
+//! [`Limits::reconnect`](crate::Limits::reconnect) is over.
+//!
 //! With [`Config::protects`] the destination is a standby: Switchover ─►
 //! Seeding ─SHUT 0─► Protected, and the guest stays here. Nothing is
 //! committed, so any failure up to there lets it run on.
@@ -53,6 +57,8 @@ pub struct Source {
     peer: Peer,
     acks_due: u32,
     acks_arrived: u32,
+    /// A lost connection is made anew.
+    reconnects: bool,
     ledger: Ledger,
 }
 
@@ -66,8 +72,9 @@ impl Source {
             state: State::Setup,
             deadline: after(now, config.limits.setup),
             peer: Peer::default(),
-            acks_due: u32::from(config.switchover_ack == SwitchoverAck::Legacy),
+            acks_due: first_acks(&config),
             acks_arrived: 0,
+            reconnects: false,
             ledger: Ledger::default(),
         }
     }
@@ -113,6 +120,21 @@ impl Source {
         self.acks_arrived >= self.acks_due
     }
 
+    /// Whether a connection that is lost now is made anew.
+    #[must_use]
+    pub fn would_reconnect(&self) -> bool {
+        let may = matches!(
+            self.state,
+            State::Active
+                | State::Stopping
+                | State::PreSwitchover
+                | State::Releasing
+                | State::Switchover
+                | State::Preparing
+        );
+        may && self.reconnects
+    }
+
     /// Enters a state; its wait begins now.
     fn enter(&mut self, now: Duration, state: State) {
         let limits = &self.config.limits;
@@ -130,4 +152,9 @@ impl Source {
         self.state = state;
         self.deadline = after(now, limit);
     }
+}
+
+/// Acknowledgements that are due before any device has asked.
+fn first_acks(config: &Config) -> u32 {
+    u32::from(config.switchover_ack == SwitchoverAck::Legacy)
 }

@@ -70,6 +70,11 @@ pub enum State {
     Protected,
     /// The PREPARE ping was sent; waits for its PONG.
     Preparing,
+    /// The connection was lost, and another one will be made: what the switchover had begun is being undone, and the guest
+    /// runs on.
+    Suspending,
+    /// The guest runs here, its writes are tracked, and the source connects again.
+    Reconnecting,
     /// Committed: EOF is being handed to the transport.
     Committing,
     /// EOF was sent; waits for SHUT.
@@ -94,7 +99,7 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Setup,
         Self::Identifying,
         Self::Comparing,
@@ -106,6 +111,8 @@ impl State {
         Self::Seeding,
         Self::Protected,
         Self::Preparing,
+        Self::Suspending,
+        Self::Reconnecting,
         Self::Committing,
         Self::AwaitingAck,
         Self::Undecided,
@@ -122,7 +129,7 @@ impl State {
     pub fn qemu_status(self) -> &'static str {
         match self {
             Self::Setup | Self::Identifying | Self::Comparing => "setup",
-            Self::Active | Self::Stopping => "active",
+            Self::Active | Self::Stopping | Self::Suspending | Self::Reconnecting => "active",
             Self::PreSwitchover => "pre-switchover",
             Self::Releasing
             | Self::Switchover
@@ -221,6 +228,14 @@ pub enum Event {
     AskAnswered(Status),
     /// [`Action::AskAgain`] brought no answer.
     AskFailed,
+    /// Both sides can go on over another connection if this one is lost.
+    MayReconnect,
+    /// [`Action::Reconnect`] ended: the channels of a new session are up, and the destination has said what it holds.
+    Reconnected,
+    /// [`Action::Reconnect`] brought no connection.
+    ReconnectFailed,
+    /// The destination has answered [`Action::Reconnect`]: it does not go on with this migration.
+    ReconnectRefused,
     /// QMP `migrate_cancel`.
     Cancel,
     /// The guest of a protection stands, by the word of the protection's own
@@ -294,6 +309,14 @@ pub enum Action {
     /// Shut every channel down, and return only when no thread of this
     /// migration sends, or reads guest RAM, any more.
     CloseChannels,
+    /// Shut every channel down, as [`Action::CloseChannels`] does; the migration goes on over others. No event of these
+    /// channels may be fed once this is done.
+    BreakOff,
+    /// Try once to connect again. Ends in [`Event::Reconnected`], `ReconnectFailed` or `ReconnectRefused`.
+    Reconnect,
+    /// Go on with precopy over the new channels: what the destination lacks, and what was written since. Ends as
+    /// [`Action::StartPrecopy`].
+    ResumePrecopy,
     /// Re-acquire in reverse order the hooks that are released. Ends in
     /// [`Event::HooksReacquired`] or `HooksReacquireFailed`.
     ReacquireHooks,
@@ -326,6 +349,8 @@ pub enum Cause {
     DestinationFailed(u32),
     /// The destination answered that it never runs the guest.
     DestinationNever,
+    /// The connection was lost, and no other one could be made in time, or the destination does not go on.
+    NotReconnected,
     /// The operator decided that the source runs the guest.
     OperatorDecided,
     /// The wait in this state was over its limit.

@@ -165,6 +165,8 @@ const STATUS_QUESTION: &str = "x-sterna-status-question";
 const CHUNK_SIZE: &str = "x-rdma-chunk-size";
 /// Most bytes of guest memory that are registered at once.
 const PINNED_LIMIT: &str = "x-sterna-rdma-pinned-limit";
+/// How long a lost connection may take to be made anew; 0: it ends the migration (specs/extension.md §12).
+const RECONNECT_WINDOW: &str = "x-sterna-reconnect-window";
 /// What decides when a checkpoint is taken.
 pub(super) const CHECKPOINT_MODE: &str = "x-sterna-checkpoint-mode";
 /// How long output waits until a checkpoint is taken for it.
@@ -232,6 +234,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     word(CHECKPOINT_COPY, &["auto", "copy", "copy-on-write"], Live, "auto"),
     row(JOURNAL_SIZE, number(4096, 1 << 40), Bytes, Frozen, 1 << 30),
     rdma_row(PINNED_LIMIT, Range::Limit { least: 1 << 20 }, 0),
+    row(RECONNECT_WINDOW, number(0, HOUR_MS), Milliseconds, Frozen, 0),
     row("x-sterna-setup-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-stall-limit", number(100, HOUR_MS), Milliseconds, Frozen, 30_000),
     row("x-sterna-prepare-limit", number(100, HOUR_MS), Milliseconds, Frozen, 60_000),
@@ -342,6 +345,7 @@ impl ParameterSet {
                 _ => MigrationMode::Normal,
             },
             cpr_allow_root: self.flag("x-sterna-cpr-allow-root"),
+            reconnect_window: milliseconds(RECONNECT_WINDOW),
             xbzrle_cache_bytes: self.number("xbzrle-cache-size"),
             max_queued_stream_bytes: self.number("x-sterna-device-queue-size"),
             rdma: RdmaParameters {

@@ -61,6 +61,9 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Val
     if let Some(rdma) = &statistics.rdma {
         info.insert("x-sterna-rdma".into(), rdma::outgoing(rdma));
     }
+    if let Some(reconnect) = reconnect(statistics) {
+        info.insert("x-sterna-reconnect".into(), reconnect);
+    }
     if let Some(error) = &statistics.error {
         info.insert("error-desc".into(), error.as_str().into());
     }
@@ -95,6 +98,26 @@ pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
         info.insert("x-sterna-rdma".into(), rdma::incoming(&rdma));
     }
     info.into()
+}
+
+/// Connections that were lost; `None` if there was none. `disconnected` is there while the connection is being made anew: milliseconds
+/// since it was lost.
+fn reconnect(statistics: &Statistics) -> Option<Value> {
+    let Statistics { reconnections, disconnected, .. } = statistics;
+    if reconnections.is_empty() && disconnected.is_none() {
+        return None;
+    }
+    let resent: u64 = reconnections.iter().map(|reconnection| reconnection.resent_bytes).sum();
+    let took = reconnections.iter().map(|reconnection| reconnection.took).sum();
+    let mut shown = json!({
+        "reconnections": reconnections.len(),
+        "resent-bytes": resent,
+        "time": milliseconds(took),
+    });
+    if let Some(since) = disconnected {
+        shown["disconnected"] = milliseconds(*since);
+    }
+    Some(shown)
 }
 
 fn ram(statistics: &Statistics) -> Value {

@@ -221,7 +221,7 @@ impl ReconnectAnswerHead {
     ) -> Option<ReconnectAnswer> {
         let parts: [&[u8]; 4] = [&hello.signed(), &self.signed(), &pages, &bound(binding)];
         let is_authentic = secret.verify(ANSWER_LABEL, &parts, &self.mac);
-        is_authentic.then(|| match self.is_over {
+        is_authentic.then_some(match self.is_over {
             true => ReconnectAnswer::Over,
             false => ReconnectAnswer::Holds(Holds { session: self.session, rounds: self.rounds, pages }),
         })

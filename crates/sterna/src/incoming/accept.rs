@@ -16,12 +16,13 @@ use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
 use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
-use sterna_wire::extension::{MemoryOffer, StatusQuestion};
+use sterna_wire::extension::{MemoryOffer, ReconnectHello, StatusQuestion};
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
 use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica::Hello;
 
+use super::comeback;
 use super::greeting::Greeting;
 use super::memory;
 use super::places::{Fate, Offer};
@@ -162,6 +163,9 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     }
     if magic == MemoryOffer::MAGIC {
         return Ok(memory::take(shared, &greeting)?);
+    }
+    if magic == ReconnectHello::MAGIC {
+        return comeback::take(shared, &greeting);
     }
     if magic == MAIN_MAGIC {
         return main_channel(shared, &greeting);

@@ -40,6 +40,7 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
                 taken_over: false,
                 start_has_failed: false,
                 last_status: None,
+                lost: None,
             };
             control.run(driver);
         }
@@ -59,6 +60,8 @@ struct Control {
     /// Starting the guest was tried, in vain.
     start_has_failed: bool,
     last_status: Option<Status>,
+    /// Since when the connection is lost, and how it was.
+    lost: Option<(Instant, String)>,
 }
 
 fn custody_after(arrival: &Arrival) -> Custody {
@@ -139,6 +142,9 @@ impl Control {
         if !self.threads.is_empty() || driver.inspect(Destination::state) != State::Active {
             return;
         }
+        if let Some((since, _)) = self.lost.take() {
+            self.shared.tell(&Event::Reconnected { took: since.elapsed(), resent_bytes: 0 });
+        }
         for inbox in self.shared.streams.all() {
             let shared = Arc::clone(&self.shared);
             self.start(&format!("load {}", inbox.device.name), move || streams::load(&shared, &inbox));
@@ -193,6 +199,7 @@ impl Control {
             Action::Answer(_) => {}
             Action::ReportHeld(why) => self.report_held(why),
             Action::StopLoading => self.stop_loading(),
+            Action::Suspend => self.suspend(),
             Action::GiveBackHooks => self.give_back_hooks(),
             // Checkpoints come over them. They are closed when no more do.
             Action::CloseChannels if self.shared.is_followed() => {}
@@ -416,6 +423,23 @@ impl Control {
         self.join();
     }
 
+    /// Loading has ended. Makes ready for the source to come back.
+    fn suspend(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let why = shared.take_lost();
+        let why = why.map_or_else(|| "the connection was lost".to_owned(), |error| error.to_string());
+        shared.tell(&Event::ConnectionLost { why: why.clone() });
+        self.lost = Some((Instant::now(), why));
+        shared.places.suspend();
+        let forgotten = shared.streams.end_load().and_then(|()| shared.target.forget_devices());
+        if let Err(error) = forgotten {
+            return shared.fail_waiting(error);
+        }
+        shared.streams.restart();
+        shared.stopping.store(false, Ordering::Release);
+        shared.lobby.open();
+    }
+
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
             // One that panicked has said so.
@@ -460,6 +484,7 @@ impl Control {
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.shared.places.end();
+        self.shared.lobby.end();
         self.join();
         self.shared.close_rdma();
     }
@@ -489,6 +514,9 @@ impl Control {
                 if hooks_left_held {
                     self.shared.tell(&Event::Warning("some hooks could not be released".to_owned()));
                 }
+                if cause == Cause::NotResumed {
+                    self.shared.note_error(self.not_resumed());
+                }
                 self.shared.note_error(self.explain(cause));
                 let error = self.shared.error().unwrap_or_else(|| self.explain(cause));
                 // The source only hears that it failed: why is to be found here.
@@ -502,6 +530,13 @@ impl Control {
         self.shared.tell_status(status, &mut self.last_status);
     }
 
+    /// The source did not come back.
+    fn not_resumed(&self) -> MigrationError {
+        let why = self.lost.as_ref().map_or("the connection was lost", |(_, why)| why).to_owned();
+        let (why, window) = (MigrationError::Transport(why, None), self.shared.comeback_limit());
+        MigrationError::NotReconnected { why: Arc::new(why), window, last: None }
+    }
+
     /// The machine's cause in words, where no thread has a better one.
     fn explain(&self, cause: Cause) -> MigrationError {
         let limits = &self.shared.params.limits;
@@ -513,7 +548,9 @@ impl Control {
                 MigrationError::Limit { what: format!("the end of {state:?}"), after: limits.prepare }
             }
             Cause::Abandoned => MigrationError::Cancelled,
-            Cause::ConnectionLost => MigrationError::Transport("the connection was lost".to_owned(), None),
+            Cause::ConnectionLost | Cause::NotResumed => {
+                MigrationError::Transport("the connection was lost".to_owned(), None)
+            }
             Cause::PeerMisbehaved => {
                 MigrationError::PeerMisbehaved { what: "an element came at a forbidden time".to_owned() }
             }

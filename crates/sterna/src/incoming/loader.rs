@@ -11,7 +11,7 @@ use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_transport::{Channel, PageFile};
 use sterna_wire::WireError;
-use sterna_wire::extension::{self, Features, Handover};
+use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::{Command, Configuration, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
@@ -86,14 +86,16 @@ impl<'a> Loader<'a> {
     }
 
     fn with(shared: &'a Shared, reader: Reader, decoder: MainDecoder) -> Self {
+        // A source that has come back has said who it is.
+        let is_back = shared.lobby.session() > 0;
         Self {
             shared,
             reader,
             decoder,
             acks: None,
             lanes: shared.places.lanes(),
-            is_sterna: false,
-            keeps_alive: false,
+            is_sterna: is_back,
+            keeps_alive: is_back,
             has_return_path: false,
             was_asked: false,
             has_stream_credit: false,
@@ -184,7 +186,9 @@ impl<'a> Loader<'a> {
                 if self.shared.capabilities.multifd {
                     self.shared.rounds.enter(run)?;
                 }
-                self.shared.sink(self.lanes)?.zero(run)
+                self.shared.sink(self.lanes)?.zero(run)?;
+                self.shared.rounds.came(run);
+                Ok(())
             }
             MainItem::PagePayloadFollows { block, offset } => self.page(page(block, offset)),
             MainItem::Xbzrle { block, offset, delta } => self.delta(page(block, offset), &delta),
@@ -265,6 +269,16 @@ impl<'a> Loader<'a> {
                 memory::expect(self.shared)?;
                 self.pong(extension::MEMORY_PING)
             }
+            Command::Ping(extension::RECONNECT_PING) => {
+                self.shared.expect_comeback()?;
+                self.pong(extension::RECONNECT_PING)
+            }
+            Command::Ping(extension::ROUND_PING) => {
+                if !self.shared.capabilities.multifd {
+                    self.shared.rounds.round_ended();
+                }
+                self.pong(extension::ROUND_PING)
+            }
             Command::Ping(value) => {
                 // Nobody but a Sterna asks this.
                 self.keeps_alive |= value == extension::EXTENSION_PING;
@@ -285,7 +299,7 @@ impl<'a> Loader<'a> {
     pub(super) fn pong(&self, value: u32) -> Result<(), MigrationError> {
         self.shared.say(&ReturnMessage::Pong(value))?;
         if value == extension::EXTENSION_PING {
-            self.shared.say(&ReturnMessage::Pong(Features::OURS.to_pong()))?;
+            self.shared.say(&ReturnMessage::Pong(self.shared.features().to_pong()))?;
         }
         Ok(())
     }
@@ -356,6 +370,7 @@ impl<'a> Loader<'a> {
             ));
         }
         sink.commit(run)?;
+        shared.rounds.came(run);
         self.decoder.payload_consumed();
         shared.normal_pages.fetch_add(1, Ordering::Relaxed);
         shared.received_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
@@ -385,7 +400,7 @@ impl<'a> Loader<'a> {
             let id = MigrationId(handover.migration_id);
             self.check_session(id)?;
             self.is_sterna = true;
-            self.shared.tell(&Event::Peer { sterna: true, features: Features::OURS.0 });
+            self.shared.tell(&Event::Peer { sterna: true, features: self.shared.features().0 });
             match handover.secret {
                 Some(secret) => *self.shared.secret.lock() = Some((id, secret)),
                 None => self.shared.tell(&Event::Warning(

@@ -10,6 +10,7 @@ mod accept;
 mod acks;
 mod arrival;
 mod checkpoints;
+mod comeback;
 mod coming_memory;
 mod control;
 #[cfg(feature = "planted-faults")]

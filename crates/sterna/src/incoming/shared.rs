@@ -29,6 +29,7 @@ use crate::events::{Event, Observer, Status};
 use crate::limits::machine_limits;
 use crate::pages::PageSink;
 use crate::params::{Capabilities, Parameters};
+use crate::reconnect::Lobby;
 use crate::stats::IncomingStatistics;
 use crate::streams::Streamed;
 use crate::threads;
@@ -69,6 +70,10 @@ pub(super) struct Shared {
     pub places: Places,
     /// A multifd channel that had no place here and may be the source's.
     unplaced: Mutex<Option<String>>,
+    /// Where a source comes whose connection was lost.
+    pub lobby: Lobby,
+    /// How it was lost.
+    lost: Mutex<Option<MigrationError>>,
     /// Memory that comes as descriptors.
     pub memory: Mutex<ComingMemory>,
     /// RAM's section has come.
@@ -140,6 +145,8 @@ impl Shared {
             no_more_come: AtomicBool::new(false),
             last_refusal: Mutex::default(),
             places: Places::new(lanes),
+            lobby: Lobby::new(lanes),
+            lost: Mutex::default(),
             unplaced: Mutex::default(),
             memory: Mutex::default(),
             ram_has_begun: AtomicBool::new(false),
@@ -201,7 +208,10 @@ impl Shared {
                 // An operator may say otherwise until all is loaded: see `Autostart`.
                 autostart: true,
                 managed: !self.capabilities.unmanaged && self.file.is_none(),
-                limits: machine_limits(&self.params.limits),
+                limits: sterna_proto::Limits {
+                    reconnect: self.comeback_limit(),
+                    ..machine_limits(&self.params.limits)
+                },
             };
             let custody = self.custody.clone();
             let told = Cell::new(None);
@@ -329,10 +339,41 @@ impl Shared {
         };
         let error = self.explained(error);
         tracing::debug!(%error, "incoming migration");
+        if event == Fed::ConnectionLost
+            && self.driver().is_some_and(|driver| driver.inspect(Destination::would_suspend))
+        {
+            // No reason to fail, if the source comes back in time.
+            self.note_lost(error);
+            return self.report(event);
+        }
         if !self.driver().is_some_and(|driver| driver.inspect(|machine| machine.state().is_final())) {
             self.note_error(error);
         }
         self.report(event);
+    }
+
+    /// Something of this side's failed while the source is waited for.
+    pub(super) fn fail_waiting(&self, error: MigrationError) {
+        self.note_error(error);
+        self.report(Fed::LocalFailure);
+    }
+
+    /// How long a source is waited for whose connection was lost: it may have noticed later than this side, by its limit.
+    pub(super) fn comeback_limit(&self) -> Duration {
+        match self.params.reconnect_window {
+            Duration::ZERO => Duration::ZERO,
+            window => window.saturating_add(self.params.limits.stall),
+        }
+    }
+
+    /// Keeps how the connection was lost.
+    pub(super) fn note_lost(&self, error: MigrationError) {
+        self.lost.lock().get_or_insert(error);
+    }
+
+    /// How the connection was lost, once.
+    pub(super) fn take_lost(&self) -> Option<MigrationError> {
+        self.lost.lock().take()
     }
 
     /// A multifd channel has no place here, and states what the source's would state.

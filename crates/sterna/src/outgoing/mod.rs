@@ -329,6 +329,7 @@ impl Migration {
             protects: protecting.is_some(),
             switchover_ack: ack_form(&capabilities, &vm.machine_type()),
             limits: sterna_proto::Limits {
+                reconnect: params.reconnect_window,
                 switchover: params.limits.switchover.max(params.downtime_limit.saturating_mul(4)),
                 ..machine_limits(&params.limits)
             },

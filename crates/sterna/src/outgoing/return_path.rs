@@ -146,6 +146,15 @@ impl Reader<'_> {
                 self.shared.probes.lock().answered();
                 self.shared.driver.nudge();
             }
+            extension::RECONNECT_PING => {
+                self.shared.is_waited_for.store(true, Ordering::Release);
+                self.shared.driver.nudge();
+            }
+            extension::ROUND_PING => {
+                if let Some(unconfirmed) = self.shared.unconfirmed.get() {
+                    unconfirmed.confirmed()?;
+                }
+            }
             extension::MEMORY_PING => {
                 self.shared.memory_is_expected.store(true, Ordering::Release);
                 self.shared.driver.nudge();

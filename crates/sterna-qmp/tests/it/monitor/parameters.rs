@@ -88,6 +88,7 @@ fn edges() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
             vec![json!(0), json!(1 << 20), json!(64 << 20), json!(u64::MAX)],
             vec![json!(1), json!((1 << 20) - 1), json!(-1), json!("64M")],
         ),
+        range("x-sterna-reconnect-window", 0, 3_600_000),
         range("x-sterna-setup-limit", 100, 3_600_000),
         range("x-sterna-stall-limit", 100, 3_600_000),
         range("x-sterna-prepare-limit", 100, 3_600_000),
@@ -140,7 +141,7 @@ fn defaults_are_those_of_qemu_11() {
         "x-sterna-device-queue-size": 64 << 20, "x-sterna-checkpoint-buffer-size": 256 << 20,
         "x-sterna-checkpoint-mode": "interval", "x-sterna-output-delay": 10, "x-sterna-checkpoint-overhead": 10,
         "x-sterna-checkpoints-in-flight": 1, "x-sterna-checkpoint-copy": "auto",
-        "x-sterna-checkpoint-journal-size": 1 << 30, "x-sterna-rdma-pinned-limit": 0, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
+        "x-sterna-checkpoint-journal-size": 1 << 30, "x-sterna-rdma-pinned-limit": 0, "x-sterna-reconnect-window": 0, "x-sterna-setup-limit": 30_000, "x-sterna-stall-limit": 30_000, "x-sterna-prepare-limit": 60_000,
         "x-sterna-acknowledge-limit": 30_000,
     });
     assert_eq!(shown, expected);
@@ -187,7 +188,7 @@ fn every_parameter_reaches_the_engine() {
             "max-bandwidth": 7, "downtime-limit": 8, "avail-switchover-bandwidth": 9, "multifd-channels": 10,
             "multifd-compression": "zstd", "multifd-zlib-level": 3, "multifd-zstd-level": 4,
             "zero-page-detection": "legacy", "x-rdma-chunk-size": 2 << 20, "x-sterna-setup-limit": 101,
-            "x-sterna-rdma-pinned-limit": 3 << 20,
+            "x-sterna-rdma-pinned-limit": 3 << 20, "x-sterna-reconnect-window": 105,
             "x-sterna-stall-limit": 102, "x-sterna-device-queue-size": 104 << 10, "x-sterna-prepare-limit": 103, "x-sterna-acknowledge-limit": 104,
             "direct-io": true, "x-sterna-replace-file": true,
         }),
@@ -198,6 +199,7 @@ fn every_parameter_reaches_the_engine() {
         tls: None,
         max_bandwidth_bytes: 7,
         downtime_limit: Duration::from_millis(8),
+        reconnect_window: Duration::from_millis(105),
         avail_switchover_bandwidth_bytes: 9,
         multifd_channels: 10,
         multifd_compression: Compression::Zstd,

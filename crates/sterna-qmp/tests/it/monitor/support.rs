@@ -345,6 +345,8 @@ impl Outgoing for FakeMigration {
             channels: 2,
             peer_is_sterna: Some(true),
             cpu_throttle_percent: 0,
+            reconnections: Vec::new(),
+            disconnected: None,
             streams: Vec::new(),
             rdma: *self.rdma.lock().unwrap(),
             is_dirty_limited: false,

@@ -319,6 +319,12 @@ impl Inbox {
         self.state.lock().statistics.clone()
     }
 
+    /// The stream comes anew.
+    pub(crate) fn restart(&self) {
+        let statistics = StreamStatistics::of(&self.device.name, self.device.instance);
+        *self.state.lock() = InboxState { statistics, ..InboxState::default() };
+    }
+
     /// Nobody waits any more.
     pub(crate) fn stop(&self) {
         self.state.lock().is_stopped = true;

@@ -78,6 +78,11 @@ impl Inboxes {
         self.boxes.iter().for_each(|inbox| inbox.stop());
     }
 
+    /// Everything comes anew. No load thread works now.
+    pub(crate) fn restart(&self) {
+        self.boxes.iter().for_each(|inbox| inbox.restart());
+    }
+
     /// The devices run, before the vCPUs do.
     pub(crate) fn run_devices(&self) -> Result<(), MigrationError> {
         in_parallel(&self.devices(), "run", |device| device.run())

@@ -5,7 +5,9 @@ mod first_round;
 mod handing_over;
 mod hints;
 mod precopy;
+mod reconnecting;
 mod rounds;
+mod sessions;
 mod setup;
 mod slowdown;
 mod switchover;
@@ -42,6 +44,7 @@ use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 use hints::Hints;
 use rounds::Rounds;
+use sessions::Reconnecting;
 use slowdown::Slowdown;
 
 /// How often an idle control thread wakes.
@@ -108,6 +111,7 @@ pub(super) struct Control {
     rearmed_seen: u64,
     slowdown: Slowdown,
     hints: Hints,
+    reconnecting: Reconnecting,
     limits_noted: Instant,
     /// Devices' streams, once they are begun.
     streams: Option<DeviceStreams>,
@@ -138,6 +142,7 @@ impl Control {
             rearmed_seen: 0,
             slowdown: Slowdown::new(Arc::clone(&shared)),
             hints: Hints::new(Arc::clone(&shared)),
+            reconnecting: Reconnecting::default(),
             limits_noted: now,
             streams: None,
             epoch_streams: None,
@@ -209,6 +214,7 @@ impl Control {
             Action::SendHandoverId => self.send_handover_id()?,
             Action::Compare => self.compare()?,
             Action::StartPrecopy => self.precopy()?,
+            Action::ResumePrecopy => self.resume_precopy()?,
             Action::StopGuest => self.stop_guest(),
             Action::ReleaseHooks => self.release_hooks(),
             Action::SendFinalState => self.send_final_state()?,
@@ -218,6 +224,8 @@ impl Control {
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
             Action::CloseChannels => self.close_channels(),
+            Action::BreakOff => self.break_off(),
+            Action::Reconnect => self.reconnect(),
             Action::ReacquireHooks => self.reacquire_hooks(),
             Action::ResumeGuest => self.resume_guest(),
             Action::StopTracking => self.stop_tracking(),
@@ -258,7 +266,8 @@ impl Control {
         let Identity { id, secret } = &self.shared.identity;
         let (version, body) = Handover { migration_id: *id, secret: Some(secret.clone()) }.encode();
         let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, version);
-        self.main()?.with(|stream| stream.full_section(header, &body, true))
+        self.main()?.with(|stream| stream.full_section(header, &body, true))?;
+        self.announce_return()
     }
 
     fn compare(&mut self) -> Result<(), MigrationError> {
@@ -384,6 +393,9 @@ impl Control {
         self.close_channels();
         self.unthrottle();
         self.hints.end();
+        if outcome.end != End::Completed {
+            self.say_farewell();
+        }
         // Not before: all is undone, and the guest runs on.
         self.shared.find_failed_pages();
         if outcome.end == End::Completed {
@@ -398,9 +410,12 @@ impl Control {
             End::Cancelled if !held => Outcome::Cancelled,
             End::Cancelled => Outcome::Failed { error: MigrationError::Cancelled, held },
             End::Failed(cause) => {
-                let limits = self.shared.params().limits;
-                self.shared.note_error(explain(cause, &limits));
-                let error = self.shared.error().unwrap_or_else(|| explain(cause, &limits));
+                let explained = || match cause {
+                    Cause::NotReconnected => self.shared.not_reconnected(),
+                    cause => explain(cause, &self.shared.params().limits),
+                };
+                self.shared.note_error(explained());
+                let error = self.shared.error().unwrap_or_else(explained);
                 tracing::warn!("migration failed: {error}");
                 Outcome::Failed { error, held }
             }
@@ -459,7 +474,7 @@ fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
         Cause::OperatorDecided => {
             MigrationError::Transport("an operator decided that the source runs the guest".to_owned(), None)
         }
-        Cause::ConnectionLost | Cause::Eof => {
+        Cause::ConnectionLost | Cause::NotReconnected | Cause::Eof => {
             MigrationError::Transport("the connection was lost".to_owned(), None)
         }
         Cause::PeerMisbehaved => {

@@ -24,7 +24,11 @@ impl Control {
             (Action::ReacquireHooks, _) => Fed::HooksReacquireFailed,
             (Action::ResumeGuest, _) => Fed::GuestResumeFailed,
             (Action::StopTracking, _) => Fed::TrackingStopFailed,
-            (Action::ReportUndecided(_) | Action::CloseChannels | Action::Finish(_), _) => {
+            (Action::Reconnect, _) => Fed::ReconnectFailed,
+            (
+                Action::ReportUndecided(_) | Action::CloseChannels | Action::BreakOff | Action::Finish(_),
+                _,
+            ) => {
                 return self.shared.tell(&Event::Warning(error.to_string()));
             }
             _ => return self.shared.fail(error),
@@ -58,6 +62,7 @@ impl Control {
     pub(super) fn resume_guest(&mut self) {
         self.unthrottle();
         self.shared.run_devices();
+        self.shared.statistics.lock().stands_no_more();
         match call("SourceVm::resume", || self.shared.vm.resume()) {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);

@@ -56,6 +56,12 @@ impl Limiter {
         self.changed.notify_all();
     }
 
+    /// The limit counts again.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        (state.open, state.window, state.spent) = (false, Instant::now(), 0);
+    }
+
     /// Takes `bytes` out of the window's budget; returns how long it had to wait for a window with
     /// something left. One batch may overdraw a window; the next ones pay it back.
     pub(crate) fn take(&self, bytes: u64) -> Duration {
