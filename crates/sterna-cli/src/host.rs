@@ -313,6 +313,9 @@ impl TargetVm for Hosted {
     fn take_over_paused(&self) -> Result<(), VmError> {
         self.machine.take_over_paused()
     }
+    fn threads_of_vcpus(&self) -> Vec<u32> {
+        self.machine.vcpu_threads().into_iter().filter_map(|thread| u32::try_from(thread).ok()).collect()
+    }
     fn reset(&self) {
         self.machine.reset();
     }

@@ -50,6 +50,8 @@ pub fn engine_statistics() -> Statistics {
         multifd_bytes: 4_699_000_000,
         precopy_bytes: 4_580_000_000,
         downtime_bytes: 120_000_000,
+        postcopy_bytes: 0,
+        postcopy_requests: 0,
         zero_pages: 10_000,
         normal_pages: 1_140_000,
         absent_pages: 4_000,

@@ -1,6 +1,6 @@
 //! Watching a migration until its end: progress, Ctrl-C, and the figures where the monitor has none.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -22,18 +22,25 @@ pub struct Watcher<'a> {
     first: usize,
     heard: usize,
     can_detach: bool,
+    /// When the guest shall go on at the destination before its pages are there.
+    postcopy_at: Option<Instant>,
 }
 
 impl<'a> Watcher<'a> {
     /// Of a save or a restore. What is pressed from now on counts.
     pub fn new(live: &'a Live, interrupts: &'a Interrupts) -> Self {
         let first = interrupts.count();
-        Self { live, interrupts, first, heard: first, can_detach: false }
+        Self { live, interrupts, first, heard: first, can_detach: false, postcopy_at: None }
     }
 
     /// Of a migration. What was pressed since there were `first` counts, too.
     pub fn of_migration(live: &'a Live, interrupts: &'a Interrupts, first: usize) -> Self {
-        Self { live, interrupts, first, heard: first, can_detach: true }
+        Self { can_detach: true, first, heard: first, ..Self::new(live, interrupts) }
+    }
+
+    /// After so long the guest shall go on at the destination before its pages are there.
+    pub fn with_postcopy_after(self, after: Option<Duration>) -> Self {
+        Self { postcopy_at: after.map(|after| Instant::now() + after), ..self }
     }
 }
 
@@ -50,6 +57,9 @@ impl Watch for Watcher<'_> {
         if now > self.heard {
             self.heard = now;
             return Wish::Cancel;
+        }
+        if self.postcopy_at.take_if(|at| Instant::now() >= *at).is_some() {
+            return Wish::StartPostcopy;
         }
         Wish::Continue
     }
@@ -73,8 +83,10 @@ pub fn until_over(
     interrupts: &Interrupts,
     first: usize,
     patience: Duration,
+    postcopy_after: Option<Duration>,
 ) -> Result<(Statistics, Trace), DriveError> {
-    let trace = drive::watch(source.vm(), &mut Watcher::of_migration(live, interrupts, first), patience)?;
+    let watcher = Watcher::of_migration(live, interrupts, first);
+    let trace = drive::watch(source.vm(), &mut watcher.with_postcopy_after(postcopy_after), patience)?;
     let figures = match source.statistics().ok().flatten() {
         Some(figures) => figures,
         None => from_trace(&trace),
@@ -167,6 +179,15 @@ pub fn end(figures: &Statistics, source: &Monitor) -> Result<Status, Stop> {
             format!(
                 "undecided: {why}. The source stays stopped. Find out whether the guest runs at the destination, \
                  then `sterna decide {} destination` (or `source`).",
+                source.endpoint()
+            ),
+        )),
+        Stage::PostcopyPaused => Err(Stop::with(
+            Status::Undecided,
+            format!(
+                "paused in postcopy: {why}. The guest runs at the destination and waits when it needs a page that is only at \
+                 the source: keep both. When the guest is complete there, or lost, `sterna decide {} destination` gives the \
+                 source's memory up.",
                 source.endpoint()
             ),
         )),

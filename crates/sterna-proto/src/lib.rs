@@ -39,6 +39,27 @@
 //! when the guest has been started or taken over paused, and SHUT 1 or
 //! *never* only when its hooks are back, so that the source can take them.
 //!
+//! # Postcopy
+//!
+//! ```text
+//! Switchover  which pages are dropped, the devices  ------->  Active      loads, and asks for pages
+//! Preparing   PREPARE ping           ------->   Completing, Preparing
+//!                                    <-------   Prepared    PONG
+//! Committing  RUN ══ the commit      ------->   Committed   guest is started
+//! AwaitingAck                        <-------   Postcopy    PONG *started*
+//! Postcopy    pages, requested first ------->
+//!             END, EOF               ------->
+//! Completed                          <-------   Running     SHUT 0
+//! ```
+//!
+//! RUN takes the place of EOF: the first byte of the message that may start
+//! the destination is the commit. With a QEMU destination that is the
+//! package with the devices, because it has RUN in it; there is no prepare.
+//! A source that has learned that the destination's guest was started never
+//! runs its own again, whoever says what. If the connection breaks then, the
+//! source is [`PostcopyPaused`](source::State::PostcopyPaused), keeps all of
+//! the guest's memory, and asks whether the destination has everything.
+//!
 //! # With other peers
 //!
 //! * A QEMU destination answers PING in order, so prepare and commit work
@@ -76,6 +97,9 @@ pub struct MigrationId(pub [u8; 16]);
 pub enum Status {
     /// The destination runs or ran the guest, or has taken it over paused.
     Committed,
+    /// As [`Status::Committed`], in postcopy, and pages may be missing that
+    /// only the source has.
+    Incomplete,
     /// The destination does not run the guest and never will; it holds none
     /// of the guest's disks and locks any more.
     Never,

@@ -64,6 +64,12 @@ impl RamBlock {
         }
     }
 
+    /// Gives the memory of pages back, whole pages of the memory below: no page is there afterwards.
+    pub(crate) fn discard_pages(&self, first: u64, count: u64) -> Result<(), RamError> {
+        self.check_pages(first, count)?;
+        self.discard(first, count)
+    }
+
     fn zero(
         &self,
         first: u64,

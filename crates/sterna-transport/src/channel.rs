@@ -2,9 +2,11 @@
 
 mod descriptors;
 mod medium;
+mod piece;
 mod silence;
 
 pub use descriptors::PeerCredentials;
+pub use piece::Piece;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -395,13 +397,17 @@ impl Channel {
             Some(session) => session.read(self, left)?,
             None => self.once(Direction::Read, left, whole)?,
         };
+        self.count_read(moved);
+        Ok(moved)
+    }
+
+    fn count_read(&self, moved: usize) {
         self.read.fetch_add(moved as u64, Ordering::Relaxed);
         if moved > 0
             && let Some(group) = self.group.get()
         {
             group.note_read();
         }
-        Ok(moved)
     }
 
     fn write_once<P: Part>(&self, left: &Remaining<'_, P>) -> Result<usize, TransportError> {

@@ -58,6 +58,15 @@ pub(crate) fn queued(socket: BorrowedFd<'_>) -> u64 {
     ask(libc::SIOCOUTQNSD).or_else(|| ask(libc::TIOCOUTQ)).unwrap_or(0)
 }
 
+/// Whether a write to a peer that is gone is an error in this process, and no signal, even where the call cannot ask for it.
+pub(crate) fn ignores_sigpipe() -> bool {
+    // SAFETY: sigaction is plain data for which all zeros is a value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: nothing is changed; the kernel writes one sigaction, which lives through the call.
+    let failed = unsafe { libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action) };
+    failed == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
 /// Makes a connected stream socket ready to be a channel: blocking, without Nagle's delay.
 pub(crate) fn prepare(socket: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
     let kind = sockopt::socket_type(socket).map_err(|error| ("getsockopt(SO_TYPE)", error.into()))?;

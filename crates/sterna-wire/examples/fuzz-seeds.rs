@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 use sterna_wire::colo::Message;
 use sterna_wire::extension::{
-    Handover, Holds, MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello, Status,
+    Handover, Holds, MigrationSecret, PreemptHello, ReconnectAnswer, ReconnectChannel, ReconnectHello, Status,
     StatusAnswer, StatusQuestion, encode_held,
 };
 use sterna_wire::global_state::GlobalState;
@@ -306,6 +306,15 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
     let mut bytes = Vec::new();
     received.encode(&mut bytes);
     seeds.put("received_pages", "thirds", &[&[0, 200], &bytes])?;
+    let (mut records, mut writer) = (Vec::new(), RamRecordWriter::new());
+    writer.zero(0, "m0", 0x1000, &mut records)?;
+    writer.page_header(0, "m0", 0x2000, &mut records)?;
+    records.extend_from_slice(&[7; PAGE_SIZE]);
+    writer.zero(1, "rom", 0, &mut records)?;
+    seeds.put("bare_records", "pages", &[&records])?;
+    let mut hello = Vec::new();
+    PreemptHello::new([9; 16], &MigrationSecret::from_bytes([3; 32]), &None).encode(&mut hello);
+    seeds.put("extension", "preempt", &[&hello])?;
     let messages = [
         ReturnMessage::Pong(1),
         ReturnMessage::RequestPages { block: Some("m0".into()), start: 0xc_0000, length: 4096 },

@@ -22,6 +22,12 @@ pub enum Status {
     PreSwitchover,
     /// The guest is stopped; last pages and devices move. From the commit on it cannot be cancelled.
     Device,
+    /// The guest is stopped; its devices move, and its pages will follow it. From the commit on it cannot be cancelled.
+    PostcopyDevice,
+    /// The guest runs at the destination, and its pages follow it.
+    PostcopyActive,
+    /// The same, and the connection broke: the guest waits at the first page that it lacks, and the source keeps its pages.
+    PostcopyPaused,
     /// The guest is protected: it runs here, and a standby holds its checkpoints.
     Colo,
     /// The destination has the guest.
@@ -53,6 +59,9 @@ impl std::fmt::Display for Status {
             Self::Active => "active",
             Self::PreSwitchover => "pre-switchover",
             Self::Device => "device",
+            Self::PostcopyDevice => "postcopy-device",
+            Self::PostcopyActive => "postcopy-active",
+            Self::PostcopyPaused => "postcopy-paused",
             Self::Colo => "colo",
             Self::Completed => "completed",
             Self::Failing => "failing",

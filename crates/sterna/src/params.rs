@@ -52,6 +52,9 @@ pub enum NonConvergence {
     /// The guest is stopped all the same, for longer than the downtime limit; Sterna warns of how long. What a protection does by
     /// default: its guest stands once, however much it writes.
     Switchover,
+    /// The guest goes on at the destination before its pages are there, which then follow it
+    /// ([`Capabilities::postcopy_ram`]).
+    Postcopy,
 }
 
 /// How the guest's memory moves (`mode`).
@@ -89,6 +92,9 @@ pub enum StatusQuestions {
 pub struct Parameters {
     /// `max-bandwidth`, bytes per second over all channels, 0 for no limit. Live.
     pub max_bandwidth_bytes: u64,
+    /// `max-postcopy-bandwidth`, bytes per second of pages that nobody asks for after the switch to postcopy, 0 for no limit.
+    /// Requested pages are not limited. Live.
+    pub max_postcopy_bandwidth_bytes: u64,
     /// `downtime-limit`: the longest acceptable downtime. Live.
     pub downtime_limit: Duration,
     /// `avail-switchover-bandwidth`, bytes per second expected while the guest is stopped; 0: measure. Live.
@@ -140,7 +146,7 @@ pub struct Parameters {
     /// user. Otherwise both must be of the same user. Each side asks its own setting.
     pub cpr_allow_root: bool,
     /// `x-sterna-reconnect-window`: a connection that is lost before the commit is made anew within this time, and the migration
-    /// goes on (specs/extension.md §12); zero: it ends the migration. Both sides must have set it. A source dials for that long; a
+    /// goes on (specs/extension.md §13); zero: it ends the migration. Both sides must have set it. A source dials for that long; a
     /// destination waits for its source for that long and `limits.stall`.
     pub reconnect_window: Duration,
     /// What concerns migrations to and from `rdma:` alone.
@@ -184,6 +190,7 @@ impl Parameters {
     /// Takes over those settings of `from` that are live.
     pub fn take_live(&mut self, from: &Self) {
         self.max_bandwidth_bytes = from.max_bandwidth_bytes;
+        self.max_postcopy_bandwidth_bytes = from.max_postcopy_bandwidth_bytes;
         self.downtime_limit = from.downtime_limit;
         self.avail_switchover_bandwidth_bytes = from.avail_switchover_bandwidth_bytes;
         self.cpu_throttle_initial = from.cpu_throttle_initial;
@@ -230,6 +237,7 @@ impl Default for Parameters {
     fn default() -> Self {
         Self {
             max_bandwidth_bytes: 128 << 20,
+            max_postcopy_bandwidth_bytes: 0,
             downtime_limit: Duration::from_millis(300),
             avail_switchover_bandwidth_bytes: 0,
             multifd_channels: 2,
@@ -319,6 +327,14 @@ pub struct Capabilities {
     /// `rdma-pin-all`: the destination registers all memory before the first page is sent, and the source, too. Only with
     /// `rdma:`; the source's word counts (specs/rdma.md §2.2).
     pub rdma_pin_all: bool,
+    /// `postcopy-ram`: [`crate::Migration::start_postcopy`] lets the guest go on at the destination before its pages are there.
+    /// On both sides; a destination needs userfaultfd with page faults of the kernel for it (specs/postcopy.md).
+    pub postcopy_ram: bool,
+    /// `postcopy-preempt`: pages that the destination asks for come over a channel of their own. On both sides; only with
+    /// [`Capabilities::postcopy_ram`].
+    pub postcopy_preempt: bool,
+    /// `postcopy-blocktime`: the destination measures how long pages were waited for.
+    pub postcopy_blocktime: bool,
     /// `xbzrle`: checkpoints bring the difference to what the standby holds, where it is shorter. Only while a standby protects
     /// the guest, and over the main channel alone; a receiver takes differences whatever this says.
     pub xbzrle: bool,
@@ -338,6 +354,9 @@ impl Default for Capabilities {
             dirty_limit: false,
             pause_before_switchover: false,
             rdma_pin_all: false,
+            postcopy_ram: false,
+            postcopy_preempt: false,
+            postcopy_blocktime: false,
             xbzrle: false,
             unmanaged: true,
         }

@@ -127,6 +127,26 @@ pub enum SettingsError {
         "mode cpr-transfer hands over the memory of a running VM, and an image is none: set mode to normal"
     )]
     CprOfImage,
+    /// Postcopy with something that does not go with it.
+    #[error("postcopy_ram does not go with {what}: switch one of them off")]
+    PostcopyExcludes {
+        /// What, as [`Capabilities`](crate::Capabilities) and [`Parameters`](crate::Parameters) call it.
+        what: &'static str,
+    },
+    /// Something of postcopy without postcopy.
+    #[error("{what} needs postcopy_ram: switch it on, too")]
+    NeedsPostcopy {
+        /// What.
+        what: &'static str,
+    },
+    /// A guest whose pages must be there before it runs.
+    #[error(
+        "postcopy_ram: {device} needs all of the guest's memory at once: take it off the guest, or switch postcopy_ram off"
+    )]
+    PostcopyExcludesDevice {
+        /// What it is.
+        device: String,
+    },
     /// A machine of an old QEMU over multifd.
     #[error(
         "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: switch \

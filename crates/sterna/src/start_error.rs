@@ -39,6 +39,9 @@ pub enum StartError {
     /// The guest's memory cannot be handed to another process of this host.
     #[error("mode cpr-transfer: {0}")]
     NotSharable(String),
+    /// This side cannot run a guest before its pages are there.
+    #[error("postcopy_ram: {0}")]
+    Postcopy(String),
     /// The operating system refused a thread or a socket.
     #[error("{0}")]
     System(String),

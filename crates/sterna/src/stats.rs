@@ -46,6 +46,12 @@ pub struct Statistics {
     pub precopy_bytes: u64,
     /// Of these, while the guest was stopped.
     pub downtime_bytes: u64,
+    /// Of these, after the guest went on at the destination. Left out of JSON without postcopy, as is the next.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub postcopy_bytes: u64,
+    /// Pages that the destination asked for, because something there waited for them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub postcopy_requests: u64,
     /// Pages sent as zero, without content.
     pub zero_pages: u64,
     /// Pages sent with content.
@@ -302,6 +308,44 @@ pub struct IncomingStatistics {
     /// What RDMA did; `None` over any other transport.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma: Option<IncomingRdmaStatistics>,
+    /// Of a guest that runs before its pages are here; `None` as long as it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postcopy: Option<IncomingPostcopy>,
+}
+
+/// A guest that runs before its pages are there, at its destination.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct IncomingPostcopy {
+    /// Pages that are missing.
+    pub missing_pages: u64,
+    /// Requests that were sent: each for a page that somebody waited for.
+    pub requests: u64,
+    /// How long was waited; `None` unless `postcopy-blocktime` is on.
+    pub times: Option<PostcopyTimes>,
+}
+
+/// How long pages were waited for that had to come from the source.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct PostcopyTimes {
+    /// For how long all vCPUs waited at once.
+    pub blocktime: Duration,
+    /// For how long each vCPU waited. Empty where the VMM does not name its vCPUs' threads.
+    pub vcpu_blocktime: Vec<Duration>,
+    /// How long a page was waited for, on average.
+    pub latency: Duration,
+    /// The same for each vCPU.
+    pub vcpu_latency: Vec<Duration>,
+    /// The same for all threads that are no vCPUs.
+    pub non_vcpu_latency: Duration,
+    /// How many waits lasted from 2^N to 2^(N+1) microseconds.
+    pub latency_buckets: Vec<u64>,
+}
+
+impl PostcopyTimes {
+    /// The longest waits have the last bucket: over half an hour.
+    pub const BUCKETS: usize = 32;
 }
 
 impl LaneTimes {

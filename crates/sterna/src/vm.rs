@@ -67,6 +67,13 @@ pub trait Vm: Send + Sync {
     }
 }
 
+/// What of the VM needs all of the guest's memory before the guest runs: another process has it mapped and would see zeros, or
+/// a device has state that moves with the memory.
+pub(crate) fn needs_all_memory<V: Vm + ?Sized>(vm: &V) -> Option<String> {
+    let with_stream = || vm.devices().into_iter().find(|device| device.stream().is_some());
+    vm.shares_ram_with().or_else(|| with_stream().map(|device| format!("device {:?}", device.name())))
+}
+
 /// Descriptors that go with the guest's memory to another process on the same host.
 pub trait HostDescriptors: Send + Sync {
     /// What they are, the same on both sides. With [`HostDescriptors::instance`] it finds the destination's counterpart.
@@ -130,6 +137,11 @@ pub trait TargetVm: Vm {
     /// [`Device::load`] has done everything.
     fn take_over_paused(&self) -> Result<(), VmError> {
         Ok(())
+    }
+    /// The threads that run the guest's vCPUs (`gettid(2)`), in the vCPUs' order, once the guest was started: with
+    /// `postcopy-blocktime` the engine says how long each of them waited for pages.
+    fn threads_of_vcpus(&self) -> Vec<u32> {
+        Vec::new()
     }
     /// Discards all loaded state, so that another migration may come. The engine discards RAM itself. Also called where the
     /// connection was lost after devices had come and the source comes back: they are loaded again then, and RAM stays.

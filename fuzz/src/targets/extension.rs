@@ -1,7 +1,7 @@
 //! Small messages: Sterna's own, and the body of `globalstate`.
 
 use sterna_wire::extension::{
-    ChannelBinding, Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, MigrationSecret,
+    ChannelBinding, Features, HandedOver, Handover, MemoryAnswer, MemoryOffer, MigrationSecret, PreemptHello,
     ReconnectAnswerHead, ReconnectHello, StatusAnswer, StatusQuestion, decode_held, encode_held,
     most_held_bytes,
 };
@@ -17,6 +17,11 @@ pub fn target(data: &[u8]) {
     again.clear();
     if let Ok(Some((answer, used))) = StatusAnswer::decode(data) {
         answer.encode(&mut again);
+        assert_eq!(again, data[..used]);
+    }
+    again.clear();
+    if let Ok(Some((hello, used))) = PreemptHello::decode(data) {
+        hello.encode(&mut again);
         assert_eq!(again, data[..used]);
     }
     again.clear();

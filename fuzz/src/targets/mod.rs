@@ -1,5 +1,6 @@
 //! What is fuzzed: one module for each decoder, with a function that takes one input.
 
+pub mod bare_records;
 pub mod colo_message;
 pub mod configuration;
 pub mod extension;
@@ -42,7 +43,8 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// Every target, by name.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
+    Target { name: "bare_records", run: bare_records::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },

@@ -137,6 +137,7 @@ mod tests {
             cleared_pages: 0,
             streams: Vec::new(),
             rdma: None,
+            postcopy: None,
         };
 
         let sample = Sample::of(&statistics, &incoming);

@@ -64,6 +64,10 @@ pub struct Arguments {
     /// Migration capability under QEMU's name, such as rdma-pin-all
     #[arg(long, value_name = "NAME")]
     pub cap: Vec<String>,
+    /// Let the guest go on at the destination before all of its memory is there: `auto`, if precopy does not converge, or so many
+    /// seconds after the start
+    #[arg(long, value_name = "WHEN", value_parser = migrate::postcopy_when, num_args = 0..=1, default_missing_value = "auto")]
+    pub postcopy: Option<migrate::PostcopyWhen>,
     /// Print a forecast of the migration first
     #[arg(long)]
     pub forecast: bool,
@@ -189,6 +193,7 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         destination: arguments.address.clone(),
         dest_qmp: Some(destination.endpoint().clone()),
         paused: false,
+        postcopy: arguments.postcopy,
         same_host: false,
         set,
         cap,

@@ -53,6 +53,12 @@ pub struct Arguments {
     /// Migration capability under QEMU's name, such as multifd
     #[arg(long, value_name = "NAME")]
     pub cap: Vec<String>,
+    /// Let the guest go on at the destination before all of its memory is there; the rest follows, what it needs first. WHEN
+    /// is `auto`: if it writes faster than the link carries (needs a Sterna as the source); or a number of seconds after the
+    /// start, 0 for as soon as possible. Switches postcopy-ram and postcopy-preempt on, on both sides with `--dest-qmp`. Once
+    /// the guest runs at the destination, it needs both sides and the link until all of its memory is there
+    #[arg(long, value_name = "WHEN", value_parser = postcopy_when, num_args = 0..=1, default_missing_value = "auto")]
+    pub postcopy: Option<PostcopyWhen>,
     /// Measure how the guest writes and print a forecast first; it is stored in the record before the first byte is
     /// sent
     #[arg(long)]
@@ -73,6 +79,25 @@ pub struct Arguments {
     /// Seconds to wait for the destination's answer when the acknowledgement was lost
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub undecided_wait: u64,
+}
+
+/// When a guest goes on at the destination before its pages are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PostcopyWhen {
+    /// When precopy does not converge.
+    Auto,
+    /// So long after the start.
+    After(Duration),
+}
+
+pub(super) fn postcopy_when(text: &str) -> Result<PostcopyWhen, String> {
+    match text {
+        "auto" => Ok(PostcopyWhen::Auto),
+        other => other
+            .parse()
+            .map(|seconds: u32| PostcopyWhen::After(Duration::from_secs(seconds.into())))
+            .map_err(|_| format!("`{other}` is neither `auto` nor a number of seconds")),
+    }
 }
 
 /// An address that some QEMU knows; which of them, the VM says.
@@ -117,6 +142,20 @@ pub fn execute(arguments: &Arguments) -> Done {
     end
 }
 
+/// The settings that `--postcopy` stands for.
+fn with_postcopy(mut arguments: Arguments) -> Arguments {
+    let Some(when) = arguments.postcopy else { return arguments };
+    for name in ["postcopy-ram", "postcopy-preempt"].map(str::to_owned) {
+        if !arguments.cap.contains(&name) {
+            arguments.cap.push(name);
+        }
+    }
+    if when == PostcopyWhen::Auto {
+        arguments.set.push(("x-sterna-non-convergence".to_owned(), "postcopy".to_owned()));
+    }
+    arguments
+}
+
 /// The migration itself: settings, start, end; and what came of it, however it ended.
 pub fn drive(
     arguments: &Arguments,
@@ -125,6 +164,7 @@ pub fn drive(
     live: &Live,
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
+    let arguments = &with_postcopy(arguments.clone());
     if let Some(destination) = destination.as_deref_mut() {
         handover::compare(source.vm(), destination.vm())?;
     }
@@ -183,7 +223,12 @@ fn drive_set_up(
     }
     let patience = Duration::from_secs(arguments.undecided_wait);
     let destination = destination.map(Monitor::vm);
-    let (mut figures, trace) = match watch::until_over(source, live, interrupts, pressed, patience) {
+    let postcopy_after = arguments.postcopy.and_then(|when| match when {
+        PostcopyWhen::Auto => None,
+        PostcopyWhen::After(time) => Some(time),
+    });
+    let watched = watch::until_over(source, live, interrupts, pressed, patience, postcopy_after);
+    let (mut figures, trace) = match watched {
         Ok(seen) => seen,
         Err(error) if error.is_disconnect() => return Err(handover.lost(source.vm(), destination).into()),
         Err(error) => {
@@ -398,6 +443,13 @@ mod tests {
         assert_eq!(both_sides(&set, |_| true), set[..3]);
         assert_eq!(both_sides(&set, |name| name == "x-rdma-chunk-size"), set[..2]);
         assert_eq!(both_sides(&set, |_| false), set[..1]);
+    }
+
+    #[test]
+    fn postcopy_stands_for_settings_of_both_sides() {
+        assert_eq!(postcopy_when("auto"), Ok(PostcopyWhen::Auto));
+        assert_eq!(postcopy_when("0"), Ok(PostcopyWhen::After(Duration::ZERO)));
+        assert!(postcopy_when("soon").is_err() && postcopy_when("-1").is_err());
     }
 
     #[test]

@@ -324,6 +324,13 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(server) = server {
         server.close();
     }
+    if lacks_pages(&control) {
+        terminal::note(
+            "sterna: error: the guest lacked pages of its memory that were only at its source; it was ended, and is lost",
+        );
+        // Its threads wait in the kernel for pages that do not come, and end only with the process.
+        process::exit(Status::Failed.code().into());
+    }
     vm.machine().end();
     console.finish();
     if vm.is_lost() {
@@ -338,6 +345,12 @@ pub fn execute(arguments: &Arguments) -> Done {
         }
         _ => Ok(Status::Done),
     }
+}
+
+/// Whether the guest has gone on here in postcopy and does not have all of its pages.
+fn lacks_pages(control: &MigrationControl) -> bool {
+    let status = control.incoming().map(|incoming| incoming.status());
+    matches!(status, Some(sterna::Status::PostcopyActive | sterna::Status::PostcopyPaused))
 }
 
 fn config(arguments: &Arguments) -> host::Config {

@@ -147,6 +147,7 @@ fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
         destination: new.address(),
         dest_qmp: None,
         paused: false,
+        postcopy: None,
         same_host: true,
         set: arguments.set.clone(),
         cap: Vec::new(),

@@ -124,6 +124,9 @@ impl Machine for KvmMachine {
     fn end(&self) {
         KvmMachine::quit(self);
     }
+    fn vcpu_threads(&self) -> Vec<i32> {
+        KvmMachine::vcpu_threads(self)
+    }
     fn ended(&self) -> Option<GuestEnd> {
         KvmMachine::ended(self).map(|reason| {
             let cause = match reason {

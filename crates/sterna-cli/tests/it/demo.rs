@@ -51,6 +51,37 @@ fn gone(pids: &[u32]) {
 }
 
 #[test]
+fn demo_in_postcopy_arrives_whole_over_tls_too() {
+    let certificates = certificates::good_directory();
+    let tls = format!("--tls-dir={}", certificates.path().display());
+    for more in [&["--channels=0"][..], &["--channels=2"], &["--channels=0", &tls]] {
+        let common =
+            ["--vcpus=4", "--rate=20000", "--warm-up=0.2", "--postcopy=0", "--set=max-bandwidth=40M"];
+        let output = demo(&[&common[..], more].concat()).output().unwrap();
+
+        let record = record(&output);
+        assert!(output.status.success(), "{more:?}: {record}");
+        assert!(record["statistics"]["postcopy_bytes"].as_u64().unwrap() > 0, "{more:?}: {record}");
+    }
+}
+
+/// The kernel faults on behalf of vCPUs.
+#[test]
+fn demo_of_vcpus_in_postcopy_arrives_whole() {
+    if !std::path::Path::new("/dev/kvm").exists() {
+        return;
+    }
+    let arguments =
+        ["demo", "--machine=kvm", "--ram=64M", "--vcpus=4", "--warm-up=0.2", "--json", "--channels=0"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    let output = command.args(arguments).args(["--postcopy=0", "--set=max-bandwidth=30M"]).output().unwrap();
+
+    let record = record(&output);
+    assert!(output.status.success(), "{record}");
+    assert!(record["statistics"]["postcopy_bytes"].as_u64().unwrap() > 0, "{record}");
+}
+
+#[test]
 fn demo_of_each_kind_of_channel_arrives_whole() {
     for channels in ["0", "1", "3"] {
         let channels = format!("--channels={channels}");

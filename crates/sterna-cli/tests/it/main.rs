@@ -11,6 +11,7 @@ mod demo;
 mod dirty_limit;
 mod exit_statuses;
 mod peer;
+mod postcopy;
 mod protect;
 mod protect_devices;
 mod rdma;

@@ -16,6 +16,11 @@
 //!                           Failed: answers "never"
 //! ```
 //!
+//! In postcopy RUN takes the place of EOF as the commit, Postcopy follows
+//! Committed, and Running (or Paused) follows when EOF and every page are
+//! here. A loss before RUN fails, as before EOF; a loss after it leads to
+//! PostcopyPaused, where the guest waits at the first page that is missing.
+//!
 //! * `table.rs` holds every transition.
 //! * What is said is final. *Committed* and SHUT 0 only when the guest has
 //!   been started or taken over paused. *Never* and SHUT 1 only in
@@ -57,7 +62,21 @@ pub struct Destination {
     reconnects: bool,
     /// `cont` was said while the hooks were missing.
     conts: bool,
+    postcopy: Postcopy,
     cause: Option<Cause>,
+}
+
+/// What is known of a guest that runs before its pages are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Postcopy {
+    /// RUN was read.
+    is_on: bool,
+    /// EOF was read behind it.
+    has_ended: bool,
+    /// The channels failed while the guest was being started.
+    is_lost: bool,
+    /// The guest was taken over paused.
+    is_paused: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +107,7 @@ impl Destination {
             committed: false,
             reconnects: false,
             conts: false,
+            postcopy: Postcopy::default(),
             cause: None,
         };
         machine.enter(now, State::Setup);
@@ -126,7 +146,13 @@ impl Destination {
     /// [`State::Held`] `cont` goes to the machine instead.
     #[must_use]
     pub fn may_guest_run(&self) -> bool {
-        matches!(self.state, State::Running | State::Paused)
+        matches!(self.state, State::Running | State::Paused | State::Postcopy | State::PostcopyPaused)
+    }
+
+    /// Whether the guest was taken over without being started.
+    #[must_use]
+    pub fn is_taken_over_paused(&self) -> bool {
+        self.state == State::Paused || self.may_guest_run() && self.postcopy.is_paused
     }
 
     /// Whether a connection that is lost now is waited for.
@@ -146,6 +172,7 @@ impl Destination {
         match self.state {
             State::Running | State::Paused => Status::Committed,
             State::Held if self.committed => Status::Committed,
+            State::Postcopy | State::PostcopyPaused => Status::Incomplete,
             State::Failed => Status::Never,
             _ => Status::Pending,
         }

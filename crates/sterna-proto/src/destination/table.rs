@@ -52,8 +52,36 @@ impl Destination {
             }
             (S::Preparing, E::HooksAcquired) => self.acquired(now),
             (S::Prepared, E::EofRead) => self.take_over(now),
+            (S::Prepared, E::RunRead) => {
+                self.postcopy.is_on = true;
+                self.take_over(now)
+            }
+            // Only a source that is no Sterna lets the guest run without preparing.
+            (S::Active, E::RunRead) if self.id.is_none() && self.return_path => {
+                self.postcopy.is_on = true;
+                self.go(now, S::Completing, &[A::FinishLoading])
+            }
             (S::Committed, E::GuestStarted) => self.started(now),
             (S::Held, E::OperatorCont) => self.cont(now),
+
+            // Behind RUN.
+            (s, e)
+                if self.postcopy.is_on && is_from_channels(e) && s >= S::Completing && s <= S::Committed =>
+            {
+                self.before_the_start(now, e)
+            }
+            (S::Postcopy, E::EofRead) if !self.postcopy.has_ended => {
+                self.postcopy.has_ended = true;
+                Ok(vec![A::FinishPages])
+            }
+            (S::Postcopy, E::PagesComplete) => self.has_all(now),
+            // Whether something is missing is known when all that came is in place.
+            (S::Postcopy, e) if is_from_channels(e) && self.postcopy.has_ended => IGNORE,
+            (S::Postcopy, E::PagesFailed) => self.lacks_pages(now),
+            (S::Postcopy, e) if is_from_channels(e) => self.lacks_pages(now),
+            (S::PostcopyPaused, E::Abandon | E::Discard) => Err(Refusal::LacksPages),
+            (S::PostcopyPaused, E::PagesComplete | E::PagesFailed) => IGNORE,
+            (S::PostcopyPaused, e) if is_from_channels(e) => IGNORE,
 
             // Failures after EOF.
             (S::Preparing, E::HookAcquireFailed) if self.is_only_copy() => {
@@ -79,6 +107,11 @@ impl Destination {
                 IGNORE
             }
             (_, E::MayReconnect) => IGNORE,
+            (S::Active, E::PostcopyBegins) => {
+                self.reconnects = false;
+                IGNORE
+            }
+            (_, E::PostcopyBegins) => IGNORE,
             (_, E::ConnectionLost) if self.would_suspend() => {
                 self.enter(now, S::Suspending);
                 Ok(self.next_suspension(now, vec![A::StopLoading]))
@@ -111,7 +144,12 @@ impl Destination {
             (s, E::ConnectionLost) if s <= S::Prepared => self.fail(now, Cause::ConnectionLost),
             (
                 s,
-                E::PeerMisbehaved | E::ReturnPathOpened | E::HandoverIdRead(_) | E::PrepareRead | E::EofRead,
+                E::PeerMisbehaved
+                | E::ReturnPathOpened
+                | E::HandoverIdRead(_)
+                | E::PrepareRead
+                | E::RunRead
+                | E::EofRead,
             ) if s <= S::Prepared => self.fail(now, Cause::PeerMisbehaved),
             (s, E::LocalFailure) if s <= S::Prepared => self.fail(now, Cause::LocalFailure),
             (S::Preparing, E::HookAcquireFailed) => {
@@ -176,7 +214,8 @@ impl Destination {
         if self.conts {
             return self.start(now);
         }
-        if self.config.managed && self.run {
+        // In postcopy its source cannot complete before the guest runs, and never runs it again.
+        if self.config.managed && self.run && !self.postcopy.is_on {
             // A QEMU source completes only by SHUT 0; the guest is taken over
             // paused, so it is true.
             self.enter(now, S::Held);
@@ -193,6 +232,10 @@ impl Destination {
         if self.run && self.config.autostart {
             return self.start(now);
         }
+        if self.postcopy.is_on {
+            self.postcopy.is_paused = true;
+            return self.gets_pages(now);
+        }
         self.enter(now, S::Paused);
         let mut actions = self.say_committed();
         actions.extend([A::AnnounceNetwork, A::CloseChannels, A::Finish(Outcome::Paused)]);
@@ -205,6 +248,9 @@ impl Destination {
     }
 
     fn started(&mut self, now: Duration) -> Step {
+        if self.postcopy.is_on {
+            return self.gets_pages(now);
+        }
         self.enter(now, S::Running);
         // The source waits for SHUT; who announces may take its time.
         let was_committed = self.committed;
@@ -215,6 +261,48 @@ impl Destination {
         }
         actions.push(A::Finish(Outcome::Running));
         Ok(actions)
+    }
+
+    /// The guest is here, and its pages come.
+    fn gets_pages(&mut self, now: Duration) -> Step {
+        self.enter(now, S::Postcopy);
+        let mut actions = vec![A::SayStarted, A::AnnounceNetwork];
+        if self.postcopy.is_lost {
+            self.enter(now, S::PostcopyPaused);
+            actions.extend([A::KeepWaiting, A::ReportHeld(Held::Pages)]);
+        } else if self.postcopy.has_ended {
+            actions.push(A::FinishPages);
+        }
+        Ok(actions)
+    }
+
+    /// RUN was read, and the guest was not started yet: what channels say counts when it is.
+    fn before_the_start(&mut self, now: Duration, event: E) -> Step {
+        match event {
+            E::EofRead if !self.postcopy.has_ended => self.postcopy.has_ended = true,
+            E::ConnectionLost if self.postcopy.has_ended => {}
+            // What is loading, or being acquired, may need what does not come any more.
+            _ if self.state < S::Committed => return self.fail(now, cause_of(event)),
+            // Whether something is missing is known when all that came is in place.
+            _ => self.postcopy.is_lost |= !self.postcopy.has_ended,
+        }
+        IGNORE
+    }
+
+    /// Every page is in place.
+    fn has_all(&mut self, now: Duration) -> Step {
+        let (state, outcome) = match self.postcopy.is_paused {
+            true => (S::Paused, Outcome::Paused),
+            false => (S::Running, Outcome::Running),
+        };
+        self.enter(now, state);
+        let mut actions = self.say_committed();
+        actions.extend([A::CloseChannels, A::Finish(outcome)]);
+        Ok(actions)
+    }
+
+    fn lacks_pages(&mut self, now: Duration) -> Step {
+        self.go(now, S::PostcopyPaused, &[A::KeepWaiting, A::ReportHeld(Held::Pages)])
     }
 
     fn cont(&mut self, now: Duration) -> Step {
@@ -288,6 +376,16 @@ fn is_from_channels(event: E) -> bool {
             | E::ReturnPathOpened
             | E::HandoverIdRead(_)
             | E::PrepareRead
+            | E::RunRead
             | E::EofRead
     )
+}
+
+/// Why a migration fails after such an event.
+fn cause_of(event: E) -> Cause {
+    match event {
+        E::ConnectionLost => Cause::ConnectionLost,
+        E::LocalFailure => Cause::LocalFailure,
+        _ => Cause::PeerMisbehaved,
+    }
 }

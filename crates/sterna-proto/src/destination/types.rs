@@ -43,6 +43,10 @@ pub enum State {
     /// Everything is here and the guest waits, paused, until it is told that
     /// the source has completed; or its start failed and this is the only copy.
     Held,
+    /// Postcopy: the guest runs here, or is here paused, and pages come.
+    Postcopy,
+    /// The same, and the connection broke: whoever needs a missing page waits.
+    PostcopyPaused,
     /// The guest runs here.
     Running,
     /// The guest is here, paused as it was at the source or as was wished.
@@ -55,7 +59,7 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Setup,
         Self::Active,
         Self::Completing,
@@ -65,6 +69,8 @@ impl State {
         Self::Suspended,
         Self::Committed,
         Self::Held,
+        Self::Postcopy,
+        Self::PostcopyPaused,
         Self::Running,
         Self::Paused,
         Self::Failing,
@@ -83,6 +89,8 @@ impl State {
             | Self::Suspending
             | Self::Suspended
             | Self::Committed => "active",
+            Self::Postcopy => "postcopy-active",
+            Self::PostcopyPaused => "postcopy-paused",
             Self::Held | Self::Running | Self::Paused => "completed",
             Self::Failing => "failing",
             Self::Failed => "failed",
@@ -107,8 +115,17 @@ pub enum Event {
     HandoverIdRead(MigrationId),
     /// The PREPARE ping was read. Do not answer it: [`Action::SendPong`] does.
     PrepareRead,
+    /// In postcopy: the source says which pages will be missing. From now on what came of memory is no longer what the
+    /// source believes, so a connection that is lost before RUN ends the migration.
+    PostcopyBegins,
+    /// In postcopy: RUN was read. The commit.
+    RunRead,
     /// EOF `00` was read.
     EofRead,
+    /// [`Action::FinishPages`] ended: every page is in place.
+    PagesComplete,
+    /// [`Action::FinishPages`] failed: pages are missing.
+    PagesFailed,
     /// [`Action::FinishLoading`] ended: RAM and devices are complete.
     LoadComplete {
         /// The guest ran at the source (global state, spec §1.10).
@@ -166,6 +183,15 @@ pub enum Action {
     SendPong,
     /// Start the guest. Ends in [`Event::GuestStarted`] or `GuestStartFailed`.
     StartGuest,
+    /// In postcopy: tell the source that the guest was started, or taken over
+    /// paused.
+    SayStarted,
+    /// In postcopy: wait until every page is in place. Ends in
+    /// [`Event::PagesComplete`] or `PagesFailed`.
+    FinishPages,
+    /// In postcopy: stop receiving pages, and leave whoever waits for a missing
+    /// one waiting. Close the channels.
+    KeepWaiting,
     /// Announce the guest's network addresses from here.
     AnnounceNetwork,
     /// Send SHUT with this value; if it cannot be sent, the source will ask.
@@ -202,6 +228,9 @@ pub enum Held {
     /// The start failed and the source has completed: the only copy is here.
     /// `cont` tries again.
     Start,
+    /// Postcopy, and the connection broke: pages that only the source has are
+    /// missing.
+    Pages,
 }
 
 /// Why the migration failed.
@@ -262,6 +291,12 @@ pub enum Refusal {
          ('sterna cancel --force', or 'migrate_cancel' with \"x-sterna-force\": true through QMP)"
     )]
     MayBeOnlyCopy,
+    /// Abandon while pages are missing.
+    #[error(
+        "the guest runs here and lacks pages that only its source has, which keeps them: it cannot be given up on one side. \
+         If it is not wanted any more, end this process, and say destination-runs at the source"
+    )]
+    LacksPages,
     /// Abandon when it has failed already.
     #[error("nothing to abandon: the incoming migration has failed; start a new one")]
     NothingToAbandon,

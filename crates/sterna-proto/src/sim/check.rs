@@ -131,7 +131,10 @@ impl World<'_> {
                     self.violate("invariant 1: the source gave the guest up for nothing");
                 }
             }
-            S::Undecided | S::Held | S::Cancelled | S::Failed => {}
+            S::PostcopyPaused if self.schedule.operator_decides => {
+                self.violate("liveness: paused in postcopy although the operator decided");
+            }
+            S::PostcopyPaused | S::Undecided | S::Held | S::Cancelled | S::Failed => {}
             _ => self.violate("liveness: the source does not end"),
         }
         let over = state.is_final() || state == S::Held;
@@ -164,6 +167,10 @@ impl World<'_> {
                 self.violate("invariant 1: the destination's guest was left paused");
             }
             D::Running | D::Paused => {}
+            D::PostcopyPaused if self.facts.pages_complete => {
+                self.violate("liveness: the destination waits for pages and has all");
+            }
+            D::PostcopyPaused => {}
             D::Held => {
                 let stuck = self.plans_failure(Effect::Start)
                     || self.plans_failure(Effect::Acquire)
@@ -188,6 +195,13 @@ impl World<'_> {
         let here = matches!(source, S::Cancelled | S::Failed | S::Held);
         let there = matches!(destination, D::Running | D::Paused);
         let completed = source == S::Completed;
+        if destination == D::PostcopyPaused {
+            let given_up = completed && self.facts.decided == Some(Decision::DestinationRuns);
+            if source != S::PostcopyPaused && !given_up {
+                self.violate("invariant 1: pages are missing, and the source does not keep them");
+            }
+            return;
+        }
         if here == there || completed != there {
             self.violate("invariant 1: the sides do not agree on who has the guest");
         }

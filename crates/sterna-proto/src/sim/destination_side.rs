@@ -47,6 +47,12 @@ impl World<'_> {
             }
             Action::StartGuest => Work::Do(Effect::Start),
             Action::AnnounceNetwork | Action::StopLoading => return,
+            Action::SayStarted => {
+                self.says_taken_over("the guest was said to be started");
+                return self.send(Side::Source, Message::Started);
+            }
+            Action::FinishPages => Work::Pages,
+            Action::KeepWaiting => return self.close(Side::Destination),
             Action::SendShut(0) => {
                 self.says_committed("SHUT 0 was said");
                 return self.send(Side::Source, Message::Shut(0));
@@ -59,6 +65,7 @@ impl World<'_> {
                 match status {
                     Status::Committed => self.says_committed("\"committed\" was answered"),
                     Status::Never => self.says_never("\"never\" was answered"),
+                    Status::Incomplete => self.says_taken_over("\"incomplete\" was answered"),
                     Status::Pending | Status::Unknown => {}
                 }
                 let at = self.network_delay();
@@ -97,8 +104,15 @@ impl World<'_> {
                 let run = self.schedule.was_running;
                 self.destination_event(Event::LoadComplete { run });
             }
+            Work::Pages => {
+                if self.fails(Effect::Place) || !self.facts.pages_arrived {
+                    return self.destination_event(Event::PagesFailed);
+                }
+                self.facts.pages_complete = true;
+                self.destination_event(Event::PagesComplete);
+            }
             Work::Do(effect) => self.destination_effect(effect),
-            Work::QemuStarts | Work::QemuPongs => self.qemu_destination_does(work),
+            Work::QemuStarts | Work::QemuPongs | Work::QemuRuns => self.qemu_destination_does(work),
             _ => {}
         }
     }
@@ -130,10 +144,11 @@ impl World<'_> {
                 if self.facts.never {
                     self.violate("invariant 1: the destination started after it had said never");
                 }
-                if !self.facts.eof_out {
+                if !self.facts.eof_out && !self.facts.run_out {
                     self.violate("invariant 1: the destination started before the commit");
                 }
                 self.destination.running = true;
+                self.facts.taken_over = true;
                 Event::GuestStarted
             }
             _ => return,
@@ -162,8 +177,22 @@ impl World<'_> {
         }
     }
 
+    /// Of postcopy.
+    fn says_taken_over(&mut self, what: &str) {
+        self.check_ready(what);
+        let machine = self.destination.machine.as_ref();
+        let is_paused = machine.is_some_and(|machine| machine.is_taken_over_paused());
+        if !self.destination.running && !is_paused {
+            self.violate(&format!("invariant 1: {what} before the guest was started or taken over paused"));
+        }
+        self.facts.taken_over = true;
+    }
+
     fn says_committed(&mut self, what: &str) {
         self.check_ready(what);
+        if self.facts.run_out && !self.facts.pages_complete {
+            self.violate(&format!("invariant 2: {what} while pages were missing"));
+        }
         let paused = matches!(self.destination_state(), Some(State::Paused | State::Held));
         if !self.destination.running && !paused {
             self.violate(&format!("invariant 1: {what} before the guest was started or taken over paused"));
@@ -219,8 +248,19 @@ impl World<'_> {
                 // Lanes that were stopped write no more.
                 self.facts.memory_used |= self.destination_state() == Some(State::Active);
             }
-            Message::Final => self.facts.final_arrived = true,
+            Message::Final => {
+                self.facts.final_arrived = true;
+                if self.schedule.postcopy {
+                    self.destination_event(Event::PostcopyBegins);
+                }
+            }
             Message::Prepare => self.destination_event(Event::PrepareRead),
+            Message::Run => self.destination_event(Event::RunRead),
+            Message::Pages => {
+                // Those that were stopped place none any more.
+                let places = matches!(self.destination_state(), Some(State::Committed | State::Postcopy));
+                self.facts.pages_arrived |= places;
+            }
             Message::Eof => self.destination_event(Event::EofRead),
             _ => self.destination_event(Event::PeerMisbehaved),
         }

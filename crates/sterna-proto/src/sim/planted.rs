@@ -35,6 +35,23 @@ pub enum Planted {
     TakeStaleDial,
     /// Source: hears what a lost connection still brings.
     HearLostConnection,
+    /// Destination: starts the guest as soon as it is prepared.
+    StartBeforeCommit,
+    /// Destination, in postcopy: says that the guest was started before it was.
+    SayStartedBeforeStart,
+    /// Destination, in postcopy: confirms that it has all pages while some are
+    /// missing.
+    ShutWithPagesMissing,
+    /// Destination, in postcopy: answers *never* when the connection broke.
+    AnswerNeverWhenPaused,
+    /// Source: takes "incomplete" for "never".
+    IncompleteMeansNever,
+    /// Source, in postcopy: gives the guest's memory up when the connection
+    /// breaks.
+    ForgetPagesWhenPaused,
+    /// Source, in postcopy: runs the guest again when the connection breaks
+    /// before it was heard that the destination started it.
+    ResumeAfterRun,
     /// Source: runs the guest again when the connection is lost after EOF.
     ResumeAfterCommit,
     /// Source: runs the guest again when SHUT does not come in time.
@@ -62,7 +79,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every planted bug.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 30] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -75,6 +92,13 @@ impl Planted {
         Self::SuspendWithHooks,
         Self::TakeStaleDial,
         Self::HearLostConnection,
+        Self::StartBeforeCommit,
+        Self::SayStartedBeforeStart,
+        Self::ShutWithPagesMissing,
+        Self::AnswerNeverWhenPaused,
+        Self::IncompleteMeansNever,
+        Self::ForgetPagesWhenPaused,
+        Self::ResumeAfterRun,
         Self::ResumeAfterCommit,
         Self::ResumeAfterSilence,
         Self::CancelAfterCommit,
@@ -96,6 +120,13 @@ impl Planted {
         event: source::Event,
     ) -> Result<Vec<S>, source::Refusal> {
         let event = self.told_source(machine, now, event);
+        if self == Self::ForgetPagesWhenPaused
+            && event == source::Event::ConnectionLost
+            && machine.state() == source::State::Postcopy
+        {
+            machine.handle(now, source::Event::PagesSent)?;
+            return machine.handle(now, source::Event::Shut(0));
+        }
         let mut actions = machine.handle(now, event)?;
         let undoes = matches!(machine.state(), source::State::Cancelling | source::State::Failing);
         match self {
@@ -129,6 +160,8 @@ impl Planted {
                 never
             }
             (Self::CancelAfterCommit, E::Cancel) if is_committed => never,
+            (Self::ResumeAfterRun, E::ConnectionLost) if is_committed && machine.is_postcopy() => never,
+            (Self::IncompleteMeansNever, E::AskAnswered(Status::Incomplete)) => E::AskAnswered(Status::Never),
             (Self::UnknownMeansNever, E::AskAnswered(Status::Unknown))
             | (Self::PendingMeansNever, E::AskAnswered(Status::Pending)) => E::AskAnswered(Status::Never),
             (Self::ResumePaused, E::GuestStopped { .. }) => E::GuestStopped { was_running: true },
@@ -152,6 +185,7 @@ impl Planted {
         let before = machine.state();
         let event = match (self, before, event) {
             (Self::CommitOnLoss, State::Prepared, E::ConnectionLost) => E::EofRead,
+            (Self::ShutWithPagesMissing, State::Postcopy, E::PagesFailed) => E::PagesComplete,
             _ => event,
         };
         let mut actions = machine.handle(now, event)?;
@@ -169,6 +203,16 @@ impl Planted {
             }
             Self::AcknowledgeBeforeLoad | Self::AcknowledgeBeforeHooks => {
                 remove(&mut actions, D::SendPong);
+            }
+            Self::StartBeforeCommit if actions.contains(&D::SendPong) => actions.push(D::StartGuest),
+            Self::SayStartedBeforeStart if actions.contains(&D::StartGuest) => {
+                let says = next(machine, E::GuestStarted).contains(&D::SayStarted);
+                if says {
+                    actions.insert(0, D::SayStarted);
+                }
+            }
+            Self::AnswerNeverWhenPaused if before == State::PostcopyPaused => {
+                answer_instead(&mut actions, Status::Incomplete, Status::Never);
             }
             Self::AnswerNeverThenCommit if before == State::Prepared => {
                 answer_for_pending(&mut actions, Status::Never);
@@ -213,8 +257,12 @@ fn remove<A: PartialEq>(actions: &mut Vec<A>, which: A) -> bool {
 }
 
 fn answer_for_pending(actions: &mut [D], status: Status) {
+    answer_instead(actions, Status::Pending, status);
+}
+
+fn answer_instead(actions: &mut [D], of: Status, status: Status) {
     for action in actions {
-        if *action == D::Answer(Status::Pending) {
+        if *action == D::Answer(of) {
             *action = D::Answer(status);
         }
     }

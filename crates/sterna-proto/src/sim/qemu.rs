@@ -126,6 +126,17 @@ impl World<'_> {
                 let at = self.local_delay();
                 self.push(at, Item::DestinationDoes(Work::QemuPongs));
             }
+            Message::Run => {
+                let at = self.local_delay();
+                self.push(at, Item::DestinationDoes(Work::QemuRuns));
+            }
+            Message::Pages => self.facts.pages_arrived = true,
+            Message::Eof if self.schedule.postcopy => {
+                self.facts.committed = true;
+                self.facts.pages_complete = true;
+                self.send(Side::Source, Message::Shut(0));
+                self.close(Side::Destination);
+            }
             Message::Eof => {
                 self.destination.qemu.eof = true;
                 let at = self.local_delay();
@@ -147,6 +158,12 @@ impl World<'_> {
         }
         self.hooks = [Owner::Destination; 2];
         self.destination.running = self.schedule.was_running && self.schedule.autostart;
+        if work == Work::QemuRuns {
+            // From now on it keeps the guest when the connection breaks.
+            self.destination.qemu.eof = true;
+            self.facts.taken_over = true;
+            return self.send(Side::Source, Message::Started);
+        }
         self.facts.committed = true;
         if self.qemu_return_path() {
             self.send(Side::Source, Message::Shut(0));

@@ -90,11 +90,12 @@ pub enum Effect {
     Acquire,
     GiveBack,
     Start,
+    Place,
 }
 
 impl Effect {
     /// Every effect.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Stop,
         Self::Release,
         Self::SendEof,
@@ -105,6 +106,7 @@ impl Effect {
         Self::Acquire,
         Self::GiveBack,
         Self::Start,
+        Self::Place,
     ];
 }
 
@@ -151,6 +153,8 @@ pub struct Schedule {
     pub pause: bool,
     /// Capability `switchover-ack`.
     pub ack: SwitchoverAck,
+    /// The guest goes on at the destination before its pages are there.
+    pub postcopy: bool,
     /// How many devices of the source ask (`Modern`).
     pub asks: u8,
     /// Messages may take longer than limits.
@@ -193,6 +197,7 @@ impl Schedule {
                 SwitchoverAck::Legacy,
                 SwitchoverAck::Modern,
             ]),
+            postcopy: false,
             asks: rng.below(3) as u8,
             slow_network: rng.percent(15),
             slow_local: rng.percent(15),
@@ -205,6 +210,8 @@ impl Schedule {
         if matches!(pairing, Pairing::ToQemu { return_path: false }) {
             schedule.ack = SwitchoverAck::Off;
         }
+        let can_do_postcopy = matches!(pairing, Pairing::Sternas | Pairing::ToQemu { return_path: true });
+        schedule.postcopy = can_do_postcopy && rng.percent(40);
         schedule.draw_faults(&mut rng);
         if pairing == Pairing::Sternas && rng.percent(50) {
             schedule.reconnects = true;
@@ -266,6 +273,22 @@ impl Schedule {
             });
             let held = Place::Source(source::State::Held);
             self.faults.push(strike(rng, held));
+        }
+        // States that only a loss in postcopy reaches.
+        if self.postcopy && rng.percent(25) {
+            self.faults.push(Fault::At {
+                place: rng.pick(&[
+                    Place::Source(source::State::Postcopy),
+                    Place::Destination(destination::State::Postcopy),
+                ]),
+                delay: rng.below(2_000),
+                blow: rng.pick(&[Blow::Reset, Blow::CutBack, Blow::CutForward, Blow::CutBoth]),
+            });
+            let paused = rng.pick(&[
+                Place::Source(source::State::PostcopyPaused),
+                Place::Destination(destination::State::PostcopyPaused),
+            ]);
+            self.faults.push(strike(rng, paused));
         }
         // States that only a loss after the commit reaches.
         if rng.percent(8) {

@@ -84,9 +84,11 @@ impl World<'_> {
                 return self.send(Side::Destination, Message::Prepare);
             }
             Action::SendEof => Work::EofByte,
+            Action::SendRun => Work::RunByte,
+            Action::SendPages => Work::Pages,
             // Only of a protection.
             Action::TakeCheckpoints => return,
-            Action::ReportUndecided(_) => {
+            Action::ReportUndecided(_) | Action::ReportPaused(_) => {
                 if self.schedule.operator_decides {
                     self.push(40 * SECOND, Item::Operator(Command::Decide));
                 }
@@ -133,24 +135,34 @@ impl World<'_> {
             }
             Work::WantSwitchover if self.source_state() == Some(State::Active) => {
                 let guest_running = self.source.running;
-                self.source_event(Event::SwitchoverRequested { guest_running });
+                self.source_event(match self.schedule.postcopy {
+                    true => Event::PostcopyRequested { guest_running },
+                    false => Event::SwitchoverRequested { guest_running },
+                });
             }
             // An engine that closes its channels drops what it was sending.
             Work::Final(session) if self.source.open && session == self.dials.session() => {
                 self.send(Side::Destination, Message::Final);
                 self.source_event(Event::FinalStateSent);
             }
-            Work::EofByte if self.source.open => {
+            Work::EofByte | Work::RunByte if self.source.open => {
+                let commit = if work == Work::EofByte { Message::Eof } else { Message::Run };
                 // Not a byte, or one and an error, or all.
                 if !self.fails(Effect::SendEof) {
-                    self.eof_goes_out();
+                    self.commit_goes_out(commit);
                     let at = self.local_delay();
                     return self.push(at, Item::SourceDoes(Work::EofDone));
                 }
                 if self.rng.percent(50) {
-                    self.eof_goes_out();
+                    self.commit_goes_out(commit);
                 }
                 self.source_event(Event::EofFailed);
+            }
+            Work::Pages if self.source.open && self.source_state() == Some(State::Postcopy) => {
+                self.send(Side::Destination, Message::Pages);
+                self.source_event(Event::PagesSent);
+                self.facts.pages_out = true;
+                self.send(Side::Destination, Message::Eof);
             }
             Work::EofDone if self.source.open => self.source_event(Event::EofSent),
             Work::Do(effect) => self.source_effect(effect),
@@ -162,13 +174,18 @@ impl World<'_> {
     }
 
     pub(super) fn eof_goes_out(&mut self) {
-        let prepares =
-            matches!(self.schedule.pairing, Pairing::Sternas | Pairing::ToQemu { return_path: true });
+        self.commit_goes_out(Message::Eof);
+    }
+
+    fn commit_goes_out(&mut self, commit: Message) {
+        let is_run = commit == Message::Run;
+        let prepares = self.schedule.pairing == Pairing::Sternas
+            || !is_run && self.schedule.pairing == Pairing::ToQemu { return_path: true };
         if prepares && !self.facts.prepared {
-            self.violate("invariant 1: EOF went out before the destination was prepared");
+            self.violate("invariant 1: the commit went out before the destination was prepared");
         }
-        self.facts.eof_out = true;
-        self.send(Side::Destination, Message::Eof);
+        *(if is_run { &mut self.facts.run_out } else { &mut self.facts.eof_out }) = true;
+        self.send(Side::Destination, commit);
     }
 
     fn source_effect(&mut self, effect: Effect) {
@@ -221,8 +238,12 @@ impl World<'_> {
             self.violate("invariant 1: the source's guest resumed without all its hooks");
         }
         let decided = self.facts.decided == Some(Decision::SourceRuns);
-        if self.facts.eof_out && !self.facts.never && !decided {
+        let committed = self.facts.eof_out || self.facts.run_out;
+        if committed && !self.facts.never && !decided {
             self.violate("invariant 1: the source resumed after the commit");
+        }
+        if self.schedule.postcopy && self.facts.taken_over {
+            self.violate("invariant 1: the source resumed a guest that has run at the destination");
         }
         self.source.running = true;
     }
@@ -240,6 +261,7 @@ impl World<'_> {
             Message::ReconnectsPong => self.source_event(Event::MayReconnect),
             Message::CompatibilityPong => self.source_event(Event::CompatibilityAccepted),
             Message::Ack => self.source_event(Event::SwitchoverAck),
+            Message::Started => self.source_event(Event::DestinationStarted),
             Message::PreparePong => self.source_event(Event::PrepareAcknowledged),
             Message::Shut(code) => self.source_event(Event::Shut(code)),
             _ => self.source_event(Event::PeerMisbehaved),
@@ -254,7 +276,7 @@ impl World<'_> {
     }
 
     pub(super) fn source_local_failure(&mut self) {
-        let settled = self.source_state().is_none_or(|s| s > State::AwaitingAck);
+        let settled = self.source_state().is_none_or(|s| s > State::Postcopy);
         if self.source.machine.is_some() && !settled {
             self.source_event(Event::LocalFailure);
         }
@@ -295,10 +317,13 @@ impl World<'_> {
 
     /// An operator who looks at the destination first, and makes sure.
     fn decide(&mut self) {
-        if self.source_state() != Some(State::Undecided) || !self.source.alive {
+        let is_open = matches!(self.source_state(), Some(State::Undecided | State::PostcopyPaused));
+        if !is_open || !self.source.alive {
             return;
         }
-        let has_it = self.destination.alive && (self.destination.running || self.facts.committed);
+        // In postcopy the guest cannot be brought back once it has run there.
+        let has_run = self.schedule.postcopy && self.facts.taken_over;
+        let has_it = has_run || self.destination.alive && (self.destination.running || self.facts.committed);
         let decision = if has_it {
             Decision::DestinationRuns
         } else {

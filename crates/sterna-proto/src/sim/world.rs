@@ -47,6 +47,8 @@ pub(super) enum Message {
     DeviceAsks,
     Final,
     Prepare,
+    Run,
+    Pages,
     Eof,
     // Destination to source.
     HelloPong { sterna: bool },
@@ -54,6 +56,7 @@ pub(super) enum Message {
     ReconnectsPong,
     Ack,
     PreparePong,
+    Started,
     Shut(u32),
     Garbage,
 }
@@ -88,7 +91,9 @@ pub(super) enum Work {
     /// In this session.
     Final(u32),
     EofByte,
+    RunByte,
     EofDone,
+    Pages,
     Load,
     Do(Effect),
     QemuStops,
@@ -97,6 +102,7 @@ pub(super) enum Work {
     QemuResumes,
     QemuStarts,
     QemuPongs,
+    QemuRuns,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +142,14 @@ pub(super) struct Facts {
     pub(super) prepared: bool,
     /// The first byte of EOF went to the network.
     pub(super) eof_out: bool,
+    /// The first byte of RUN went to the network.
+    pub(super) run_out: bool,
+    /// All pages have gone out, have come, are in place.
+    pub(super) pages_out: bool,
+    pub(super) pages_arrived: bool,
+    pub(super) pages_complete: bool,
+    /// The destination has run the guest, or taken it over.
+    pub(super) taken_over: bool,
     /// The destination said SHUT 1 or *never*.
     pub(super) never: bool,
     /// The destination said SHUT 0 or *committed*.
@@ -224,6 +238,7 @@ impl<'a> World<'a> {
             switchover_ack: schedule.ack,
             // No handover: `replica::sim` plays what follows a seeding.
             protects: false,
+            postcopy: schedule.postcopy,
             limits: limits(),
         };
         let destination_config =

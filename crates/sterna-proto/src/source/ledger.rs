@@ -14,6 +14,10 @@ pub(super) struct Ledger {
     pub(super) tracking_left_on: bool,
     /// `StopTracking` is under way.
     pub(super) untracking: bool,
+    /// The guest runs before its pages are there.
+    pub(super) postcopy: bool,
+    /// In postcopy, all pages and EOF have gone out.
+    pub(super) pages_sent: bool,
     /// How the migration will have ended.
     pub(super) end: Option<End>,
     pub(super) hold: Option<Hold>,

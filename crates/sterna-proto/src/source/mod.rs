@@ -20,13 +20,20 @@
 //!
 //! A connection that is lost before the PONG ends nothing if both sides can go on over another one: from Active to Preparing
 //! ─► Suspending (channels closed, hooks back, guest resumed) ─► Reconnecting ─► Active, until
-//! [`Limits::reconnect`](crate::Limits::reconnect) is over.
+//! [`Limits::reconnect`](crate::Limits::reconnect) is over. Once postcopy was requested a loss fails, as without that: the
+//! destination has dropped pages by then.
 //!
 //! With [`Config::protects`] the destination is a standby: Switchover ─►
 //! Seeding ─SHUT 0─► Protected, and the guest stays here. Nothing is
 //! committed, so any failure up to there lets it run on.
 //!
-//! * `table.rs` holds every transition; `undo.rs` holds the way back. A ledger
+//! With [`Event::PostcopyRequested`] the commit is RUN instead of EOF, and what
+//! follows AwaitingAck is Postcopy, in which the pages go, and Completed at
+//! SHUT 0. A loss in Postcopy leads to PostcopyPaused, from where nothing
+//! leads back: only an answer or an operator ends it.
+//!
+//! * `table.rs` holds every transition; `postcopy.rs` those behind a commit
+//!   in postcopy; `undo.rs` holds the way back. A ledger
 //!   remembers what was done to the guest, so that exactly that is undone, and
 //!   what is still under way, so that the undoing waits for it.
 //! * What the engine or the peer reports after the end has begun is late, not
@@ -35,6 +42,7 @@
 //!   facts that never change, so an answer to an older question is as good.
 
 mod ledger;
+mod postcopy;
 mod table;
 mod types;
 mod undo;
@@ -120,7 +128,7 @@ impl Source {
         self.acks_arrived >= self.acks_due
     }
 
-    /// Whether a connection that is lost now is made anew.
+    /// Whether a connection that is lost now is made anew. Not once postcopy was requested: the destination drops pages then.
     #[must_use]
     pub fn would_reconnect(&self) -> bool {
         let may = matches!(
@@ -132,7 +140,13 @@ impl Source {
                 | State::Switchover
                 | State::Preparing
         );
-        may && self.reconnects
+        may && self.reconnects && !self.ledger.postcopy
+    }
+
+    /// Whether the guest goes on at the destination before its pages are there.
+    #[must_use]
+    pub fn is_postcopy(&self) -> bool {
+        self.ledger.postcopy
     }
 
     /// Enters a state; its wait begins now.
@@ -146,7 +160,7 @@ impl Source {
             State::Committing => limits.commit,
             State::AwaitingAck | State::Seeding => limits.acknowledge,
             // A peer that cannot be asked leaves the decision to the operator.
-            State::Undecided if self.peer.sterna => limits.ask,
+            State::Undecided | State::PostcopyPaused if self.peer.sterna => limits.ask,
             _ => Duration::MAX,
         };
         self.state = state;

@@ -8,15 +8,20 @@ use crate::Status;
 use crate::limits::after;
 use std::time::Duration;
 
-type Step = Result<Vec<A>, Refusal>;
+pub(super) type Step = Result<Vec<A>, Refusal>;
 
 /// Nothing changes, and nothing is to be done.
-const IGNORE: Step = Ok(Vec::new());
+pub(super) const IGNORE: Step = Ok(Vec::new());
 
 impl Source {
     /// The table: (state, event) → next state and actions. Rows are read from
     /// the top; the first that fits counts.
     pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
+        if self.ledger.postcopy
+            && let Some(step) = self.in_postcopy(now, event)
+        {
+            return step;
+        }
         match (self.state, event) {
             // The way forward.
             (S::Setup, E::ChannelsReady) if self.config.return_path => {
@@ -26,6 +31,12 @@ impl Source {
             (S::Identifying, E::PeerIdentified(peer)) => self.identified(now, peer),
             (S::Comparing, E::CompatibilityAccepted) => self.start_precopy(now, &[]),
             (S::Active, E::SwitchoverRequested { guest_running }) => self.switch_over(now, guest_running),
+            (S::Active, E::PostcopyRequested { guest_running }) => {
+                self.switch_to_postcopy(now, guest_running)
+            }
+            // It is asked for again over the next connection.
+            (S::Suspending | S::Reconnecting, E::PostcopyRequested { .. }) => IGNORE,
+            (state, E::PostcopyRequested { .. }) => Err(Refusal::NotActive { state }),
             (S::Stopping, E::GuestStopped { was_running }) => self.stopped(now, was_running),
             (S::PreSwitchover, E::OperatorContinue) => self.release_hooks(now),
             (S::Releasing, E::HooksReleased) => {
@@ -153,6 +164,8 @@ impl Source {
                 | E::SwitchoverAck
                 | E::EofSent
                 | E::EofFailed
+                | E::DestinationStarted
+                | E::PagesSent
                 | E::ConnectionLost
                 | E::PeerMisbehaved
                 | E::LocalFailure
@@ -164,12 +177,12 @@ impl Source {
         }
     }
 
-    fn go(&mut self, now: Duration, state: S, actions: &[A]) -> Step {
+    pub(super) fn go(&mut self, now: Duration, state: S, actions: &[A]) -> Step {
         self.enter(now, state);
         Ok(actions.to_vec())
     }
 
-    fn is_due(&self, now: Duration) -> bool {
+    pub(super) fn is_due(&self, now: Duration) -> bool {
         self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
@@ -204,7 +217,7 @@ impl Source {
         IGNORE
     }
 
-    fn switch_over(&mut self, now: Duration, guest_running: bool) -> Step {
+    pub(super) fn switch_over(&mut self, now: Duration, guest_running: bool) -> Step {
         if guest_running && !self.is_acknowledged() {
             return Err(Refusal::AcknowledgementsMissing { arrived: self.acks_arrived, due: self.acks_due });
         }
@@ -261,18 +274,20 @@ impl Source {
     }
 
     fn prepare(&mut self, now: Duration) -> Step {
-        if !self.config.return_path {
+        // A QEMU reads RUN with the devices: there is nothing to prepare before it.
+        if !self.config.return_path || self.ledger.postcopy && !self.peer.sterna {
             return self.commit(now);
         }
         self.go(now, S::Preparing, &[A::SendPrepare])
     }
 
-    /// The commit: the state changes before the first byte of EOF goes out.
+    /// The commit: the state changes before the first byte of EOF, or of RUN, goes out.
     fn commit(&mut self, now: Duration) -> Step {
-        self.go(now, S::Committing, &[A::SendEof])
+        let action = if self.ledger.postcopy { A::SendRun } else { A::SendEof };
+        self.go(now, S::Committing, &[action])
     }
 
-    fn undecided(&mut self, now: Duration, cause: Cause) -> Step {
+    pub(super) fn undecided(&mut self, now: Duration, cause: Cause) -> Step {
         self.enter(now, S::Undecided);
         let mut actions = vec![A::CloseChannels, A::ReportUndecided(cause)];
         if self.peer.sterna {

@@ -29,6 +29,8 @@ pub struct Config {
     /// The destination is a standby: the guest stays here, and the migration
     /// is the seeding of its protection. There is neither prepare nor commit.
     pub protects: bool,
+    /// Capability `postcopy-ram`: [`Event::PostcopyRequested`] may come.
+    pub postcopy: bool,
     /// Limits of the waits.
     pub limits: Limits,
 }
@@ -75,10 +77,15 @@ pub enum State {
     Suspending,
     /// The guest runs here, its writes are tracked, and the source connects again.
     Reconnecting,
-    /// Committed: EOF is being handed to the transport.
+    /// Committed: EOF, in postcopy RUN, is being handed to the transport.
     Committing,
-    /// EOF was sent; waits for SHUT.
+    /// EOF was sent; waits for SHUT. In postcopy RUN was sent; waits to hear
+    /// that the guest was started.
     AwaitingAck,
+    /// The destination runs the guest, or has it paused, and gets its pages.
+    Postcopy,
+    /// The same, and the connection broke: here the guest's memory is kept.
+    PostcopyPaused,
     /// Committed, and nobody knows whether the destination runs the guest:
     /// asks again. The guest stays stopped.
     Undecided,
@@ -99,7 +106,7 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::Setup,
         Self::Identifying,
         Self::Comparing,
@@ -115,6 +122,8 @@ impl State {
         Self::Reconnecting,
         Self::Committing,
         Self::AwaitingAck,
+        Self::Postcopy,
+        Self::PostcopyPaused,
         Self::Undecided,
         Self::Cancelling,
         Self::Failing,
@@ -138,6 +147,8 @@ impl State {
             | Self::Committing
             | Self::AwaitingAck
             | Self::Undecided => "device",
+            Self::Postcopy => "postcopy-active",
+            Self::PostcopyPaused => "postcopy-paused",
             Self::Protected => "colo",
             Self::Cancelling => "cancelling",
             Self::Failing => "failing",
@@ -151,7 +162,15 @@ impl State {
     /// among them although it may follow a commit that came to nothing.
     #[must_use]
     pub fn is_committed(self) -> bool {
-        matches!(self, Self::Committing | Self::AwaitingAck | Self::Undecided | Self::Completed)
+        matches!(
+            self,
+            Self::Committing
+                | Self::AwaitingAck
+                | Self::Postcopy
+                | Self::PostcopyPaused
+                | Self::Undecided
+                | Self::Completed
+        )
     }
 
     /// Whether only a migration enters it whose destination is a standby.
@@ -194,6 +213,12 @@ pub enum Event {
         /// The guest runs. A paused one does not wait for acknowledgements.
         guest_running: bool,
     },
+    /// As [`Event::SwitchoverRequested`], and what remains follows the guest:
+    /// postcopy. Only with [`Config::postcopy`] and a return path.
+    PostcopyRequested {
+        /// The guest runs.
+        guest_running: bool,
+    },
     /// [`Action::StopGuest`] ended: the guest is stopped.
     GuestStopped {
         /// It ran before, and shall run again if the migration fails.
@@ -212,10 +237,17 @@ pub enum Event {
     FinalStateSent,
     /// The PONG of the PREPARE ping was read.
     PrepareAcknowledged,
-    /// [`Action::SendEof`] ended: all bytes are with the transport.
+    /// [`Action::SendEof`] or [`Action::SendRun`] ended: all bytes are with
+    /// the transport.
     EofSent,
-    /// [`Action::SendEof`] failed; bytes may have gone out.
+    /// [`Action::SendEof`] or [`Action::SendRun`] failed; bytes may have gone
+    /// out.
     EofFailed,
+    /// In postcopy: the destination says that it has started the guest, or
+    /// taken it over paused.
+    DestinationStarted,
+    /// In postcopy: every page and EOF are about to go out.
+    PagesSent,
     /// SHUT was read.
     Shut(u32),
     /// A channel ended or failed.
@@ -299,8 +331,18 @@ pub enum Action {
     /// Send EOF and the description. The commit has happened. Ends in
     /// [`Event::EofSent`] or `EofFailed`.
     SendEof,
+    /// In postcopy: send what lets the destination start the guest. The commit
+    /// has happened. Ends in [`Event::EofSent`] or `EofFailed`.
+    SendRun,
+    /// In postcopy: send all pages that remain, those first that the
+    /// destination asks for. Ends in [`Event::PagesSent`], EOF, and then
+    /// [`Event::Shut`].
+    SendPages,
     /// Tell the operator that nobody knows who runs the guest, and what to do.
     ReportUndecided(Cause),
+    /// Tell the operator that the destination runs the guest and may lack
+    /// pages, which are kept here.
+    ReportPaused(Cause),
     /// Take checkpoints of the guest and send them, until the protection ends.
     TakeCheckpoints,
     /// Ask a new connection for the migration's status, giving up an older
@@ -439,6 +481,25 @@ pub enum Refusal {
         /// Where the source stands.
         state: State,
     },
+    /// Postcopy without the capability.
+    #[error(
+        "postcopy cannot be started: capability postcopy-ram was not on when the migration began, or the return path is off"
+    )]
+    NoPostcopy,
+    /// Postcopy at a wrong time.
+    #[error(
+        "postcopy can only be started while memory moves and the guest runs here, the state is {}",
+        state.qemu_status()
+    )]
+    NotActive {
+        /// Where the source stands.
+        state: State,
+    },
+    /// A decision that the source runs a guest which has run elsewhere.
+    #[error(
+        "the source cannot run the guest any more: it has run at the destination since, and what is here is its past.          Decide destination-runs to give its memory up here, once the guest is complete there or lost"
+    )]
+    RanElsewhere,
     /// A decision when there is nothing to decide.
     #[error(
         "nothing to decide: only an undecided migration takes an operator's decision, the state is {state:?}"

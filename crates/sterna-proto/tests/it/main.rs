@@ -4,5 +4,6 @@
 mod destination_says;
 mod happy_path;
 mod limits_and_acks;
+mod postcopy;
 mod replica;
 mod table;

@@ -31,6 +31,7 @@ fn source_events() -> Vec<src::Event> {
         E::SwitchoverAck,
         E::SwitchoverRequested { guest_running: true },
         E::SwitchoverRequested { guest_running: false },
+        E::PostcopyRequested { guest_running: true },
         E::GuestStopped { was_running: true },
         E::GuestStopped { was_running: false },
         E::GuestStopFailed,
@@ -41,12 +42,15 @@ fn source_events() -> Vec<src::Event> {
         E::PrepareAcknowledged,
         E::EofSent,
         E::EofFailed,
+        E::DestinationStarted,
+        E::PagesSent,
         E::Shut(0),
         E::Shut(1),
         E::ConnectionLost,
         E::PeerMisbehaved,
         E::LocalFailure,
         E::AskAnswered(Status::Committed),
+        E::AskAnswered(Status::Incomplete),
         E::AskAnswered(Status::Never),
         E::AskAnswered(Status::Pending),
         E::AskAnswered(Status::Unknown),
@@ -95,6 +99,11 @@ fn source_path(state: src::State) -> Vec<src::Event> {
         before.map(|(_, event)| *event).collect()
     };
     let then = |last: S, rest: &[E]| [&until(last)[..], rest].concat();
+    let in_postcopy = |rest: &[E]| {
+        let begin = until(S::Active).into_iter().chain([E::PostcopyRequested { guest_running: true }]);
+        let then = forward.iter().skip_while(|(at, _)| *at != S::Stopping).map(|(_, event)| *event);
+        begin.chain(then.take(6)).chain([E::DestinationStarted]).chain(rest.to_vec()).collect()
+    };
     let undone = [E::HooksReacquired, E::GuestResumed, E::TrackingStopped];
     match state {
         // Without the steps of a handover.
@@ -111,6 +120,8 @@ fn source_path(state: src::State) -> Vec<src::Event> {
             let back = [E::HooksReacquired, E::GuestResumed];
             then(S::Preparing, &[&[E::MayReconnect, E::ConnectionLost], &back[..]].concat())
         }
+        S::Postcopy => in_postcopy(&[]),
+        S::PostcopyPaused => in_postcopy(&[E::ConnectionLost]),
         S::Cancelling => then(S::Preparing, &[E::Cancel]),
         S::Failing => then(S::Preparing, &[E::ConnectionLost]),
         S::Cancelled => then(S::Preparing, &[&[E::Cancel], &undone[..]].concat()),
@@ -130,6 +141,7 @@ fn source_in(state: src::State) -> Source {
         pause_before_switchover: true,
         protects: state.is_of_protection(),
         limits: limits(),
+        postcopy: matches!(state, src::State::Postcopy | src::State::PostcopyPaused),
         ..Default::default()
     };
     let mut machine = Source::new(config, START);
@@ -147,7 +159,11 @@ fn destination_events() -> Vec<dst::Event> {
         E::ReturnPathOpened,
         E::HandoverIdRead(ID),
         E::PrepareRead,
+        E::PostcopyBegins,
+        E::RunRead,
         E::EofRead,
+        E::PagesComplete,
+        E::PagesFailed,
         E::LoadComplete { run: true },
         E::LoadComplete { run: false },
         E::HooksAcquired,
@@ -186,6 +202,10 @@ fn destination_path(state: dst::State) -> Vec<dst::Event> {
         S::Preparing => then(&[E::PrepareRead, run]),
         S::Prepared => then(&[E::PrepareRead, run, E::HooksAcquired]),
         S::Committed => then(&[E::PrepareRead, run, E::HooksAcquired, E::EofRead]),
+        S::Postcopy => then(&[E::PrepareRead, run, E::HooksAcquired, E::RunRead, E::GuestStarted]),
+        S::PostcopyPaused => {
+            then(&[E::PrepareRead, run, E::HooksAcquired, E::RunRead, E::GuestStarted, E::ConnectionLost])
+        }
         S::Running => then(&[E::PrepareRead, run, E::HooksAcquired, E::EofRead, E::GuestStarted]),
         S::Paused => then(&[E::PrepareRead, paused, E::HooksAcquired, E::EofRead]),
         S::Held => {

@@ -21,6 +21,8 @@ pub enum Wish {
     Continue,
     /// To cancel; heard once for each time it is answered.
     Cancel,
+    /// That the guest goes on at the destination before its pages are there; asked for once.
+    StartPostcopy,
     /// To look no longer and leave the migration alone.
     Detach,
 }
@@ -59,7 +61,7 @@ impl Trace {
     }
 }
 
-/// Watches the migration away from `vm` until it is over, or undecided for `patience`.
+/// Watches the migration away from `vm` until it is over, or undecided (in postcopy: paused) for `patience`.
 ///
 /// Changes are noticed at once if the capability `events` is on, else within a tenth of a second.
 pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result<Trace, DriveError> {
@@ -77,7 +79,8 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
         };
         watcher.show(&progress);
         let is_over = progress.is_over();
-        let is_undecided = progress.status == "undecided";
+        // The guest may run on without this command, and what it waits for may never come.
+        let is_undecided = ["undecided", "postcopy-paused"].contains(&progress.status.as_str());
         let waits_for_word = progress.status == "pre-switchover";
         trace.seen.push((trace.began.elapsed(), progress));
         if is_over {
@@ -113,6 +116,11 @@ fn pause(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), 
                 trace.was_cancelled = true;
                 return cancel(vm, watcher);
             }
+            Wish::StartPostcopy => match vm.execute("migrate-start-postcopy", Value::Null) {
+                Ok(_) => watcher.note("the guest goes on at the destination; its pages follow"),
+                Err(error) if error.is_disconnect() => return Err(error),
+                Err(error) => watcher.note(&error.to_string()),
+            },
             Wish::Detach => return Err(DriveError::Detached("detached; the migration goes on".into())),
         }
         let left = until.saturating_duration_since(Instant::now());

@@ -31,6 +31,7 @@ impl Handler for MigrationControl {
             "query-migrate",
             "query-migrate-capabilities",
             "query-migrate-parameters",
+            "migrate-start-postcopy",
             "x-sterna-migration-statistics",
             "x-sterna-migration-recording",
         ];
@@ -95,8 +96,8 @@ impl Handler for MigrationControl {
             "migrate" => {
                 if Arguments(arguments).flag("resume")? {
                     return Err(QmpError::generic(
-                        "Cannot resume if there is no paused migration; Sterna's migrations do not pause in \
-                         postcopy: start anew without 'resume'",
+                        "Cannot resume: Sterna does not recover a migration that is paused in postcopy yet; to start a new one, \
+                         leave 'resume' out",
                     ));
                 }
                 let to = address::from_arguments(command, arguments)?;
@@ -117,6 +118,7 @@ impl Handler for MigrationControl {
                 self.cancel(force).map(done)
             }
             "migrate-continue" => self.continue_switchover(text("state")?).map(done),
+            "migrate-start-postcopy" => self.start_postcopy().map(done),
             "migrate-set-capabilities" => {
                 let changes = capabilities::parse_changes(&arguments["capabilities"])?;
                 self.set_capabilities(&changes).map(done)

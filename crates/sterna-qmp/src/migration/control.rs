@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use sterna::ram::Custody;
+use sterna::ram::missing_pages::MissingPages;
 use sterna::throttle::Throttle;
 use sterna::{Address, Parameters, RunState, SourceVm, StartError, Status, TargetVm, TlsEndpoint};
 
@@ -250,6 +251,23 @@ impl MigrationControl {
         outgoing.continue_switchover().map_err(QmpError::generic)
     }
 
+    /// `migrate-start-postcopy`: the guest goes on at the destination, and its pages follow it.
+    ///
+    /// # Errors
+    /// Without `postcopy-ram`, before `migrate`, and when the guest is being handed over already.
+    pub fn start_postcopy(&self) -> Result<(), QmpError> {
+        if !self.capabilities().get("postcopy-ram") {
+            return Err(QmpError::generic(
+                "Enable postcopy with migrate_set_capability before the start of migration: 'postcopy-ram', on both sides",
+            ));
+        }
+        let running = self.outgoing().filter(|outgoing| !outgoing.status().is_terminal());
+        let running = running.ok_or_else(|| {
+            QmpError::generic("Must be issued after the migration has been started; say 'migrate' first")
+        })?;
+        running.start_postcopy().map_err(QmpError::generic)
+    }
+
     /// `x-sterna-decide`: says where the guest is when the acknowledgement was lost.
     pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
         let (outgoing, incoming) = self.handles();
@@ -258,7 +276,8 @@ impl MigrationControl {
         if let Some(protection) = protection.filter(|protection| protection.mode().is_some()) {
             return protection.decide(guest_at == GuestAt::Source).map_err(QmpError::generic);
         }
-        let outgoing = self.outgoing().filter(|outgoing| outgoing.status() == Status::Undecided);
+        let is_open = |status| matches!(status, Status::Undecided | Status::PostcopyPaused);
+        let outgoing = self.outgoing().filter(|outgoing| is_open(outgoing.status()));
         let outgoing = outgoing.ok_or_else(|| {
             QmpError::generic("No migration is undecided; 'query-migrate' shows the state of the last one")
         })?;
@@ -316,6 +335,11 @@ impl MigrationControl {
                 "dirty-limit requires KVM with accelerator property 'dirty-ring-size' set: start the VM with a dirty \
                  ring, or use auto-converge",
             ));
+        }
+        // Before anything is given away: at the source it costs nothing, and another host may take the guest.
+        if next.get("postcopy-ram") && !self.vm.has_guest() {
+            MissingPages::probe()
+                .map_err(|error| QmpError::generic(format!("Postcopy is not supported: {error}")))?;
         }
         if !next.same_for_engine(&state.capabilities) {
             if state.is_migrating() {
@@ -389,7 +413,12 @@ impl MigrationControl {
             return "postmigrate";
         }
         match outgoing.map_or(Status::None, |outgoing| outgoing.status()) {
-            Status::PreSwitchover | Status::Device | Status::Undecided => "finish-migrate",
+            Status::PreSwitchover
+            | Status::Device
+            | Status::PostcopyDevice
+            | Status::PostcopyActive
+            | Status::PostcopyPaused
+            | Status::Undecided => "finish-migrate",
             _ if self.state.lock().is_prelaunch() => "prelaunch",
             _ => "paused",
         }

@@ -106,6 +106,10 @@ pub trait Outgoing: Send + Sync {
     fn cancel(&self) -> Result<(), String>;
     /// Goes on from the pause before the switchover.
     fn continue_switchover(&self) -> Result<(), String>;
+    /// Lets the guest go on at the destination before its pages are there.
+    fn start_postcopy(&self) -> Result<(), String> {
+        Err("this engine has no postcopy".to_owned())
+    }
     /// Takes over the live ones of `parameters`.
     fn set_live(&self, parameters: &Parameters);
     /// Brings back a guest that is held stopped since bringing it back had failed.

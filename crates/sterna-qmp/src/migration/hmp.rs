@@ -61,6 +61,7 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
         }
         ["object_add", options] => control.add_object(&object(options)?).map(nothing),
         ["object_del", id] => control.delete_object(id).map(nothing),
+        ["migrate_start_postcopy"] => control.start_postcopy().map(nothing),
         ["migrate_cancel"] => control.cancel(false).map(nothing),
         ["migrate_continue", state] => control.continue_switchover(state).map(nothing),
         ["stop" | "s"] => control.stop().map(nothing),
@@ -77,6 +78,7 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
             | "object_add"
             | "object_del"
             | "migrate_continue"
+            | "migrate_start_postcopy"
             | "stop"
             | "cont"
             | "quit",
@@ -93,7 +95,7 @@ fn unknown(line: &str) -> QmpError {
         "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
          info status, info dirty_rate, info vcpu_dirty_limit, calc_dirty_rate, set_vcpu_dirty_limit, \
          cancel_vcpu_dirty_limit, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
-         migrate_cancel, migrate_continue, object_add, object_del, stop, cont, quit"
+         migrate_cancel, migrate_continue, migrate_start_postcopy, object_add, object_del, stop, cont, quit"
     ))
 }
 
@@ -108,7 +110,9 @@ fn migrate(
         match *argument {
             "-d" => detached = true,
             "-r" | "-dr" | "-rd" => {
-                return Err(QmpError::generic("Cannot resume if there is no paused migration; leave -r out"));
+                return Err(QmpError::generic(
+                    "Cannot resume: Sterna does not recover a migration that is paused in postcopy yet; leave -r out",
+                ));
             }
             option if option.starts_with('-') => {
                 return Err(QmpError::generic(format!("migrate has no option '{option}'")));

@@ -165,7 +165,7 @@ const STATUS_QUESTION: &str = "x-sterna-status-question";
 const CHUNK_SIZE: &str = "x-rdma-chunk-size";
 /// Most bytes of guest memory that are registered at once.
 const PINNED_LIMIT: &str = "x-sterna-rdma-pinned-limit";
-/// How long a lost connection may take to be made anew; 0: it ends the migration (specs/extension.md §12).
+/// How long a lost connection may take to be made anew; 0: it ends the migration (specs/extension.md §13).
 const RECONNECT_WINDOW: &str = "x-sterna-reconnect-window";
 /// What decides when a checkpoint is taken.
 pub(super) const CHECKPOINT_MODE: &str = "x-sterna-checkpoint-mode";
@@ -207,7 +207,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     row("multifd-qatzip-level", number(1, 9), Unit::None, Harmless, 1),
     row("multifd-zstd-level", number(0, 20), Unit::None, Frozen, 1),
     row("xbzrle-cache-size", Range::PowerOfTwo { least: 4096, greatest: 1 << 63 }, Bytes, Frozen, 64 << 20),
-    row("max-postcopy-bandwidth", number(0, u64::MAX), BytesPerSecondBare, Harmless, 0),
+    row("max-postcopy-bandwidth", number(0, u64::MAX), BytesPerSecondBare, Live, 0),
     row("x-vcpu-dirty-limit-period", number(1, 1000), Milliseconds, Harmless, 1000),
     row("vcpu-dirty-limit", number(1, u64::MAX), Megabytes, Live, 1),
     word("mode", &["normal", "cpr-transfer"], Frozen, "normal"),
@@ -216,7 +216,7 @@ pub const PARAMETERS: &[ParameterSpec] = &[
     rdma_row(CHUNK_SIZE, Range::PowerOfTwo { least: 1 << 20, greatest: 1 << 30 }, 1 << 20),
     ParameterSpec {
         name: NON_CONVERGENCE,
-        range: Range::Word(&["keep-going", "fail", "switchover"]),
+        range: Range::Word(&["keep-going", "fail", "switchover", "postcopy"]),
         unit: Unit::None,
         change: Live,
         only_for: None,
@@ -262,12 +262,6 @@ impl ParameterSet {
         for (name, value) in changes {
             let at = index_of(name).ok_or_else(|| QmpError::unexpected(name))?;
             let spec = &PARAMETERS[at];
-            if name == NON_CONVERGENCE && value == "postcopy" {
-                return Err(QmpError::generic(format!(
-                    "Parameter '{name}' cannot be 'postcopy': Sterna does not support it; 'fail' ends a migration that does not \
-                     converge, 'switchover' stops the guest for longer than the downtime limit, and 'keep-going' leaves the end to you"
-                )));
-            }
             let value = spec.check(value)?;
             if busy && spec.change == Frozen && next.0[at] != value {
                 return Err(QmpError::generic(format!(
@@ -305,6 +299,7 @@ impl ParameterSet {
         let byte = |name| u8::try_from(self.number(name)).unwrap_or(u8::MAX);
         Parameters {
             max_bandwidth_bytes: self.number("max-bandwidth"),
+            max_postcopy_bandwidth_bytes: self.number("max-postcopy-bandwidth"),
             downtime_limit: milliseconds("downtime-limit"),
             avail_switchover_bandwidth_bytes: self.number("avail-switchover-bandwidth"),
             multifd_channels: byte("multifd-channels"),
@@ -334,6 +329,7 @@ impl ParameterSet {
             non_convergence: match self.word(NON_CONVERGENCE) {
                 "fail" => NonConvergence::Fail,
                 "switchover" => NonConvergence::Switchover,
+                "postcopy" => NonConvergence::Postcopy,
                 _ => NonConvergence::KeepGoing,
             },
             status_questions: match self.word(STATUS_QUESTION) {

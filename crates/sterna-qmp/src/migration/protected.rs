@@ -106,6 +106,7 @@ impl Protection for ProtectedGuest {
             "last-pages": counts.last_pages,
             "device-bytes": counts.device_bytes,
             "unbuffered": counts.unbuffered,
+            "copied-ahead": counts.copied_ahead,
             "copied-on-write": counts.copied_on_write,
             "held-writes": counts.held_writes,
             "why-copied": self.0.why_copied(),
@@ -211,6 +212,7 @@ impl Receiving for StandbyVm {
             cleared_pages: 0,
             streams: Vec::new(),
             rdma: None,
+            postcopy: None,
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use sterna::ram::PAGE_SIZE;
+use sterna::stats::PostcopyTimes;
 use sterna::{IncomingStatistics, Statistics, Status};
 
 use super::address;
@@ -20,6 +21,9 @@ pub fn status_word(status: Status) -> &'static str {
         Status::Active => "active",
         Status::PreSwitchover => "pre-switchover",
         Status::Device | Status::Undecided => "device",
+        Status::PostcopyDevice => "postcopy-device",
+        Status::PostcopyActive => "postcopy-active",
+        Status::PostcopyPaused => "postcopy-paused",
         Status::Colo => "colo",
         Status::Completed | Status::Held => "completed",
         Status::Failing => "failing",
@@ -67,6 +71,9 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Val
     if let Some(error) = &statistics.error {
         info.insert("error-desc".into(), error.as_str().into());
     }
+    if status == Status::PostcopyPaused {
+        info.entry("error-desc").or_insert_with(|| PAUSED.into());
+    }
     if status == Status::Undecided {
         info.insert("x-sterna-undecided".into(), true.into());
         info.entry("error-desc").or_insert_with(|| UNDECIDED.into());
@@ -77,14 +84,17 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Val
 pub(crate) const UNDECIDED: &str = "the destination's acknowledgement was lost: the guest stays stopped here, since it may \
      run there; the destination is asked again, or find out yourself and say so with 'x-sterna-decide'";
 
+pub(crate) const PAUSED: &str = "the connection broke while the guest ran at the destination without all of its pages, which \
+     are here: it waits there when it needs one; keep this VM, and when the guest is complete or lost say 'x-sterna-decide'";
+
 /// The destination's side.
 pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
-    let IncomingStatistics { status, error, rdma, .. } = receiving.statistics();
+    let IncomingStatistics { status, error, rdma, postcopy, .. } = receiving.statistics();
     let mut info = Map::new();
     // QEMU says setup from migrate-incoming on.
     let status = if status == Status::None { Status::Setup } else { status };
     info.insert("status".into(), status_word(status).into());
-    if matches!(status, Status::Setup | Status::Active) {
+    if matches!(status, Status::Setup | Status::Active | Status::PostcopyActive) {
         let (name, address) = address::to_member(&receiving.address());
         info.insert(name.into(), address);
     }
@@ -96,6 +106,9 @@ pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
     }
     if let Some(rdma) = rdma {
         info.insert("x-sterna-rdma".into(), rdma::incoming(&rdma));
+    }
+    if let Some(times) = postcopy.and_then(|postcopy| postcopy.times) {
+        blocktime(&times, &mut info);
     }
     info.into()
 }
@@ -120,6 +133,19 @@ fn reconnect(statistics: &Statistics) -> Option<Value> {
     Some(shown)
 }
 
+/// `postcopy-blocktime`.
+fn blocktime(times: &PostcopyTimes, info: &mut Map<String, Value>) {
+    let nanoseconds = |time: Duration| Value::from(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    info.insert("postcopy-blocktime".into(), milliseconds(times.blocktime));
+    let of_vcpus: Value = times.vcpu_blocktime.iter().map(|time| milliseconds(*time)).collect();
+    info.insert("postcopy-vcpu-blocktime".into(), of_vcpus);
+    info.insert("postcopy-latency".into(), nanoseconds(times.latency));
+    info.insert("postcopy-latency-dist".into(), times.latency_buckets.clone().into());
+    let of_vcpus: Value = times.vcpu_latency.iter().map(|time| nanoseconds(*time)).collect();
+    info.insert("postcopy-vcpu-latency".into(), of_vcpus);
+    info.insert("postcopy-non-vcpu-latency".into(), nanoseconds(times.non_vcpu_latency));
+}
+
 fn ram(statistics: &Statistics) -> Value {
     json!({
         "transferred": statistics.transferred_bytes,
@@ -136,9 +162,9 @@ fn ram(statistics: &Statistics) -> Value {
         "pages-per-second": statistics.pages_per_second,
         "precopy-bytes": statistics.precopy_bytes,
         "downtime-bytes": statistics.downtime_bytes,
-        "postcopy-bytes": 0,
+        "postcopy-bytes": statistics.postcopy_bytes,
         "dirty-sync-missed-zero-copy": 0,
-        "postcopy-requests": 0,
+        "postcopy-requests": statistics.postcopy_requests,
     })
 }
 

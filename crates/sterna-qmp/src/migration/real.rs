@@ -107,6 +107,10 @@ impl Outgoing for Migration {
         Migration::continue_switchover(self).map_err(sentence)
     }
 
+    fn start_postcopy(&self) -> Result<(), String> {
+        Migration::start_postcopy(self).map_err(sentence)
+    }
+
     fn set_live(&self, parameters: &Parameters) {
         // The engine takes those that are live.
         // Only live settings are taken over, which are never refused.

@@ -14,16 +14,23 @@
 //! belongs to one userfaultfd, so memory that [`UffdDirtyLog`](crate::dirty::UffdDirtyLog) tracks cannot be protected by this.
 
 mod error;
-mod system;
 
 use std::ops::Range;
 
+use linux_raw_sys::general::{
+    UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_FEATURE_WP_UNPOPULATED,
+    UFFDIO_REGISTER_MODE_WP,
+};
 use parking_lot::RwLock;
 
 pub use error::WriteProtectionError;
-use system::{Stop, Userfault};
 
+use crate::userfault::{Stop, Unsupported, Userfault};
 use crate::{GuestRam, PAGE_SHIFT, RamBlock};
+
+/// Also of memory that is not populated: whoever writes there first must wait, too.
+const FEATURES: u32 =
+    UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_WP_UNPOPULATED;
 
 /// Holds writes to guest RAM. Nothing is protected at first.
 #[derive(Debug)]
@@ -45,7 +52,7 @@ impl WriteProtection {
     /// # Errors
     /// [`WriteProtectionError::Unsupported`]; and the first block's reason if no block can be protected.
     pub fn new(ram: &GuestRam) -> Result<Self, WriteProtectionError> {
-        let kernel = Userfault::open()?;
+        let kernel = Userfault::open(FEATURES).map_err(unsupported)?;
         let mut refused: Vec<_> = ram.blocks().iter().map(|block| register(&kernel, block).err()).collect();
         let is_covered = |index: &usize| refused[*index].is_none();
         let mut places: Vec<_> = (0..refused.len())
@@ -57,7 +64,7 @@ impl WriteProtection {
             return Err(reason.unwrap_or(WriteProtectionError::NoMemory));
         }
         places.sort_by_key(|(bytes, _)| bytes.start);
-        let stop = Stop::new()?;
+        let stop = Stop::new().map_err(|source| WriteProtectionError::System { call: "eventfd", source })?;
         Ok(Self { ram: ram.clone(), kernel, stop, refused, places, is_on: RwLock::new(true) })
     }
 
@@ -105,7 +112,7 @@ impl WriteProtection {
             return;
         }
         for (bytes, _) in &self.places {
-            self.kernel.unregister(bytes);
+            self.kernel.unprotect(bytes);
         }
     }
 
@@ -123,8 +130,8 @@ impl WriteProtection {
         let failed = |source| WriteProtectionError::System { call: "read of a userfaultfd", source };
         let mut writers = Vec::new();
         while self.kernel.wait(&self.stop, &mut writers).map_err(failed)? {
-            for address in writers.drain(..) {
-                if let Some((block, page)) = self.page_at(address) {
+            for writer in writers.drain(..) {
+                if let Some((block, page)) = self.page_at(writer.address) {
                     held(block, page);
                 }
             }
@@ -173,6 +180,12 @@ impl Drop for WriteProtection {
     }
 }
 
+fn unsupported(Unsupported { is_feature, source }: Unsupported) -> WriteProtectionError {
+    let what =
+        if is_feature { "UFFD_FEATURE_WP_UNPOPULATED" } else { "userfaultfd(2) for writes of the kernel" };
+    WriteProtectionError::Unsupported { what, source }
+}
+
 fn register(kernel: &Userfault, block: &RamBlock) -> Result<(), WriteProtectionError> {
     let name = || block.name().to_owned();
     let rule = if block.mapped_bytes() == 0 {
@@ -190,7 +203,7 @@ fn register(kernel: &Userfault, block: &RamBlock) -> Result<(), WriteProtectionE
         return Err(WriteProtectionError::Refused { block: name(), rule });
     }
     let bytes = bytes_of(block, 0, block.pages());
-    kernel.register(&bytes).map_err(|source| match source.raw_os_error() {
+    kernel.register(&bytes, UFFDIO_REGISTER_MODE_WP).map_err(|source| match source.raw_os_error() {
         Some(libc::EBUSY) => WriteProtectionError::Taken { block: name() },
         _ => WriteProtectionError::Block { block: name(), call: "UFFDIO_REGISTER", source },
     })

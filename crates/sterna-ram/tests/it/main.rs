@@ -17,6 +17,7 @@ mod external;
 mod fork;
 mod kvm;
 mod merge;
+mod missing_pages;
 mod pinned;
 mod poison;
 mod ring;

@@ -10,8 +10,8 @@ use sterna_transport::{
     Address, CancelFlag, Channel, ChannelGroup, Direction, IoPart, Listener, TransportError,
 };
 
-const LONG: Duration = Duration::from_secs(30);
-const SHORT: Duration = Duration::from_millis(60);
+pub(super) const LONG: Duration = Duration::from_secs(30);
+pub(super) const SHORT: Duration = Duration::from_millis(60);
 
 /// Two ends of a TCP connection over loopback.
 fn tcp_pair() -> (Channel, Channel) {
@@ -22,7 +22,7 @@ fn tcp_pair() -> (Channel, Channel) {
 }
 
 /// Over TCP and over a Unix socket.
-fn pairs() -> [(Channel, Channel); 2] {
+pub(super) fn pairs() -> [(Channel, Channel); 2] {
     [tcp_pair(), Channel::pair().unwrap()]
 }
 

@@ -8,5 +8,6 @@ mod certificates;
 mod channel;
 mod listener;
 mod page_file;
+mod piece;
 mod rdma;
 mod tls;

@@ -17,7 +17,7 @@ fn tls(directory: &Path, endpoint: TlsEndpoint) -> Tls {
 }
 
 /// Two ends, client first.
-fn pair() -> (Channel, Channel) {
+pub(super) fn pair() -> (Channel, Channel) {
     let directory = good_directory();
     let (client, server) = Channel::pair().expect("a pair");
     let (to, at) = (tls(directory.path(), TlsEndpoint::Client), tls(directory.path(), TlsEndpoint::Server));
@@ -33,7 +33,7 @@ fn pair() -> (Channel, Channel) {
     (client, server)
 }
 
-fn pattern(len: usize) -> Vec<u8> {
+pub(super) fn pattern(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..len)
         .map(|_| {

@@ -118,6 +118,10 @@ impl TargetVm for KvmMachine {
         Ok(())
     }
 
+    fn threads_of_vcpus(&self) -> Vec<u32> {
+        self.vcpu_threads().into_iter().filter_map(|thread| u32::try_from(thread).ok()).collect()
+    }
+
     fn reset(&self) {
         if let Some(pristine) = &self.pristine {
             self.devices.reset(pristine);

@@ -233,6 +233,11 @@ impl KvmMachine {
         self.resume()
     }
 
+    /// The threads of the vCPUs (`gettid(2)`), in the vCPUs' order.
+    pub fn vcpu_threads(&self) -> Vec<i32> {
+        self.vcpus.thread_ids()
+    }
+
     /// Ends the machine's threads; the guest never runs again. Idempotent.
     pub fn quit(&self) {
         let _one = self.operation();

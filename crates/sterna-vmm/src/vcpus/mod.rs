@@ -34,6 +34,11 @@ impl Vcpus {
         self.vcpus.len()
     }
 
+    /// The threads' numbers for the kernel, in the vCPUs' order; 0 for one that has not begun.
+    pub(crate) fn thread_ids(&self) -> Vec<i32> {
+        self.vcpus.iter().map(Vcpu::thread_id).collect()
+    }
+
     /// A vCPU's descriptor. Waits for as long as the vCPU is in the guest.
     pub(crate) fn fd(&self, index: usize) -> MutexGuard<'_, VcpuFd> {
         self.vcpus[index].fd()

@@ -58,6 +58,7 @@ pub(crate) fn spawn(runner: &Arc<Runner>, index: usize) -> std::io::Result<JoinH
 fn thread(runner: &Runner, index: usize) {
     let vcpus = &runner.vcpus;
     let vcpu = &vcpus.vcpus[index];
+    vcpu.note_thread_id();
     while vcpus.gate.wait(|| vcpu.set_immediate_exit(0), || vcpu.set_thread(None)) {
         let mut fd = vcpu.fd();
         run(runner, vcpu, &mut fd);

@@ -4,7 +4,7 @@
 //! once, and a signal (SIGRTMIN, whose handler does nothing), which ends one that has.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 
 use kvm_ioctls::VcpuFd;
 use parking_lot::{Mutex, MutexGuard};
@@ -20,6 +20,8 @@ pub(crate) struct Vcpu {
     immediate_exit: *const AtomicU8,
     /// The thread's pthread_t; 0 before it has begun and after it has ended.
     thread: AtomicU64,
+    /// The thread's number for the kernel; 0 before it has begun.
+    thread_id: AtomicI32,
     /// After `fd`, which keeps the VM open: the VM's RAM stays mapped for as long.
     _vm: Arc<KvmVm>,
 }
@@ -33,7 +35,14 @@ unsafe impl Sync for Vcpu {}
 impl Vcpu {
     pub(crate) fn new(index: usize, mut fd: VcpuFd, vm: Arc<KvmVm>) -> Self {
         let immediate_exit = std::ptr::from_mut(&mut fd.get_kvm_run().immediate_exit).cast::<AtomicU8>();
-        Self { index, fd: Mutex::new(fd), immediate_exit, thread: AtomicU64::new(0), _vm: vm }
+        Self {
+            index,
+            fd: Mutex::new(fd),
+            immediate_exit,
+            thread: AtomicU64::new(0),
+            thread_id: AtomicI32::new(0),
+            _vm: vm,
+        }
     }
 
     /// The descriptor. Waits for as long as the vCPU is in the guest.
@@ -55,6 +64,18 @@ impl Vcpu {
     /// The thread that [`Vcpu::kick`] signals, from now on; `None`: none. Call under the gate's lock.
     pub(super) fn set_thread(&self, thread: Option<libc::pthread_t>) {
         self.thread.store(thread.unwrap_or(0), Ordering::Release);
+    }
+
+    /// The calling thread is this vCPU's.
+    pub(super) fn note_thread_id(&self) {
+        // SAFETY: it takes nothing and cannot fail.
+        let id = unsafe { libc::gettid() };
+        self.thread_id.store(id, Ordering::Release);
+    }
+
+    /// The thread's number for the kernel; 0 before it has begun.
+    pub(super) fn thread_id(&self) -> i32 {
+        self.thread_id.load(Ordering::Acquire)
     }
 
     /// Whether the kernel is to leave the guest at once; for the vCPU's own thread.

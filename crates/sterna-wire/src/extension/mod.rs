@@ -6,12 +6,14 @@
 
 mod handover;
 mod memory;
+mod preempt;
 mod reconnect;
 mod secret;
 mod status;
 
 pub use handover::Handover;
 pub use memory::{HandedOver, MemoryAnswer, MemoryOffer};
+pub use preempt::PreemptHello;
 pub use reconnect::{
     Holds, ReconnectAnswer, ReconnectAnswerHead, ReconnectChannel, ReconnectHello, decode_held, encode_held,
     most_held_bytes,
@@ -33,15 +35,18 @@ pub const KEEPALIVE_PING: u32 = 0x5354_4e05;
 /// Says that devices' streams will move while the guest runs, and only as far as they are granted (§8).
 pub const DEVICE_STREAMS_PING: u32 = 0x5354_4e06;
 
-/// Says that the source comes back over another connection if this one is lost: its echo means that this side waits for it (§12).
-pub const RECONNECT_PING: u32 = 0x5354_4e07;
+/// Says that the source comes back over another connection if this one is lost: its echo means that this side waits for it (§13).
+pub const RECONNECT_PING: u32 = 0x5354_4e09;
 /// Sent at the end of every round by a source that has sent [`RECONNECT_PING`]: its echo means that all pages of the round are held
-/// (§12).
-pub const ROUND_PING: u32 = 0x5354_4e08;
+/// (§13).
+pub const ROUND_PING: u32 = 0x5354_4e0a;
 
 /// Says that the guest's memory will come as descriptors, over a connection of its own: its echo means that this side waits for it
 /// (§11).
 pub const MEMORY_PING: u32 = 0x5354_4e10;
+
+/// Sent after RUN in postcopy: its echo means that the guest was started, or taken over paused (§12).
+pub const POSTCOPY_STARTED_PING: u32 = 0x5354_4e20;
 
 /// Section with the compatibility record (§3), whose version is the record's own; its body is framed by a u32
 /// length.
@@ -58,22 +63,26 @@ impl Features {
     pub const DEVICE_STREAMS: Features = Features(0x0002);
     /// The handover section and the status question are understood in version 2, with a secret. Version 1 had bit 0.
     pub const HANDOVER: Features = Features(0x0004);
-    /// A lost connection may be made anew (§12). Not every destination says so: it must be able to wait for its source.
-    pub const RECONNECT: Features = Features(0x0010);
     /// The guest's memory may come as descriptors (§11).
     pub const MEMORY: Features = Features(0x0100);
-    /// What every destination of this version answers.
+    /// The guest may run before its pages are there: `postcopy-ram` is on (§12). Set by a destination for this migration alone.
+    pub const POSTCOPY: Features = Features(0x0010);
+    /// As [`Features::POSTCOPY`], for a preempt channel: `postcopy-preempt` is on.
+    pub const PREEMPT: Features = Features(0x0020);
+    /// A lost connection may be made anew (§13). Not every destination says so: it must be able to wait for its source.
+    pub const RECONNECT: Features = Features(0x0040);
+    /// What this version answers, beside what depends on the migration's settings.
     pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0 | Self::MEMORY.0);
-
-    /// The bits that either has.
-    #[must_use]
-    pub fn union(self, other: Features) -> Features {
-        Features(self.0 | other.0)
-    }
 
     /// Whether all bits of `other` are set here.
     pub fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// The bits of both together.
+    #[must_use]
+    pub fn union(self, other: Features) -> Features {
+        Features(self.0 | other.0)
     }
 
     /// The bits that both have.

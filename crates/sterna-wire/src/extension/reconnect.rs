@@ -1,4 +1,4 @@
-//! A connection that takes the place of one that was lost (`specs/extension.md §12`).
+//! A connection that takes the place of one that was lost (`specs/extension.md §13`).
 //!
 //! Decoding a message proves nothing. [`ReconnectHello::is_authentic`] and [`ReconnectAnswer::is_authentic`] do.
 
@@ -7,7 +7,7 @@ use super::{ChannelBinding, MigrationSecret};
 use crate::error::WireError;
 use crate::reader;
 
-const SPEC: &str = "specs/extension.md §12";
+const SPEC: &str = "specs/extension.md §13";
 const MAGIC: u32 = 0x5354_4e53;
 const VERSION: u32 = 1;
 const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();

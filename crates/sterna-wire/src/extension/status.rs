@@ -84,6 +84,8 @@ pub enum Status {
     Never,
     /// It is still loading, or prepared: ask again.
     Pending,
+    /// It runs the guest or did so, and may lack pages that only the source has (postcopy): the source must keep them.
+    Incomplete,
 }
 
 impl Status {
@@ -92,6 +94,7 @@ impl Status {
             Self::Committed => 1,
             Self::Never => 2,
             Self::Pending => 3,
+            Self::Incomplete => 4,
         }
     }
 }
@@ -156,7 +159,8 @@ impl StatusAnswer {
                 1 => Status::Committed,
                 2 => Status::Never,
                 3 => Status::Pending,
-                other => return Err(r.bad(SPEC, format!("status {other} is not 1 to 3"))),
+                4 => Status::Incomplete,
+                other => return Err(r.bad(SPEC, format!("status {other} is not 1 to 4"))),
             };
             Ok(Self { status, mac: r.array()? })
         })

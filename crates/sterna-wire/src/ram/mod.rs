@@ -4,9 +4,11 @@
 //! what it is ([`flags`]), the rest is an offset in a block, or a size. [`RamRecordWriter`] appends them; the
 //! decoder of the main channel reads them.
 
+mod bare;
 mod block_list;
 mod writer;
 
+pub use bare::{BareRecord, BareRecordReader};
 pub use block_list::{BlockEntry, BlockList};
 pub use writer::RamRecordWriter;
 

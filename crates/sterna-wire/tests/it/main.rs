@@ -10,6 +10,7 @@ mod decoder_rules;
 mod golden;
 mod hostile;
 mod packet_rules;
+mod preempt;
 mod properties;
 mod rdma_admission;
 mod rdma_chunk_size;

@@ -270,6 +270,8 @@ fn main_stream_encoded_decodes_to_itself_in_any_pieces() {
         commands.retain(|command| {
             *command != Command::SwitchoverStart || !std::mem::replace(&mut has_come, true)
         });
+        // After it no description comes.
+        let is_postcopy = commands.contains(&Command::PostcopyListen);
         for command in std::iter::once(Command::OpenReturnPath).chain(commands) {
             command.encode(&mut out).unwrap();
             expected.push(MainItem::Command(command));
@@ -329,9 +331,11 @@ fn main_stream_encoded_decodes_to_itself_in_any_pieces() {
         }
         encode_end(&mut out);
         expected.push(MainItem::Eof);
-        let text = vmdesc::build("sterna", &[]);
-        vmdesc::encode(&text, &mut out).unwrap();
-        expected.push(MainItem::VmDescription(text.into_bytes()));
+        if !is_postcopy {
+            let text = vmdesc::build("sterna", &[]);
+            vmdesc::encode(&text, &mut out).unwrap();
+            expected.push(MainItem::VmDescription(text.into_bytes()));
+        }
         let expect = Expectations {
             blocks: Some(blocks.iter().map(|(name, length)| ((*name).to_owned(), *length)).collect()),
             multifd: true,

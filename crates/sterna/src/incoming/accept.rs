@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
 use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
-use sterna_wire::extension::{MemoryOffer, ReconnectHello, StatusQuestion};
+use sterna_wire::extension::{MemoryOffer, PreemptHello, ReconnectHello, StatusQuestion};
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
 use sterna_wire::nbd::DiskHello;
@@ -26,6 +26,7 @@ use super::comeback;
 use super::greeting::Greeting;
 use super::memory;
 use super::places::{Fate, Offer};
+use super::postcopy::preempt;
 use super::questions;
 use super::shared::Shared;
 use crate::error::MigrationError;
@@ -151,7 +152,13 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         }
     }
     let greeting = Greeting::new(channel, setup);
+    if preempt::takes_any(shared) {
+        return Ok(preempt::take(shared, &greeting, false)?);
+    }
     let magic = greeting.peek(0, 4)?;
+    if magic == PreemptHello::MAGIC {
+        return Ok(preempt::take(shared, &greeting, true)?);
+    }
     if magic == StatusQuestion::MAGIC {
         return Ok(questions::answer(shared, &greeting)?);
     }

@@ -28,6 +28,8 @@ pub(super) fn status_of(state: State) -> Status {
         | State::Suspended
         | State::Committed => Status::Active,
         State::Held => Status::Held,
+        State::Postcopy => Status::PostcopyActive,
+        State::PostcopyPaused => Status::PostcopyPaused,
         State::Running | State::Paused => Status::Completed,
         State::Failing => Status::Failing,
         State::Failed => Status::Failed,

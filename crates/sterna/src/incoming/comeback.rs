@@ -1,15 +1,14 @@
-//! A source whose connection was lost comes back (specs/extension.md §12).
+//! A source whose connection was lost comes back (specs/extension.md §13).
 //!
 //! Only a source that proves that it knows the migration's secret gets a byte, or changes anything.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sterna_proto::destination::{Destination, Event as Fed, State};
 use sterna_transport::{Address, Channel};
-use sterna_wire::extension::{
-    Features, Holds, MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello,
-};
+use sterna_wire::extension::{Holds, MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello};
 
 use super::greeting::Greeting;
 use super::shared::Shared;
@@ -24,15 +23,40 @@ const HEAD: usize = 8;
 const LOOK: Duration = Duration::from_millis(20);
 
 impl Shared {
-    /// What this side can do, as far as this migration allows it.
-    pub(super) fn features(&self) -> Features {
-        if self.can_wait() { Features::OURS.union(Features::RECONNECT) } else { Features::OURS }
-    }
-
     /// Whether a source whose connection was lost can be waited for.
     pub(super) fn can_wait(&self) -> bool {
         let is_network = matches!(self.address, Address::Tcp { .. } | Address::Unix { .. });
         !self.params.reconnect_window.is_zero() && is_network && self.target.keeps_pages()
+    }
+
+    /// Something of this side's failed while the source is waited for.
+    pub(super) fn fail_waiting(&self, error: MigrationError) {
+        self.note_error(error);
+        self.report(Fed::LocalFailure);
+    }
+
+    /// How long a source is waited for whose connection was lost: it may have noticed later than this side, by its limit.
+    pub(super) fn comeback_limit(&self) -> Duration {
+        match self.params.reconnect_window {
+            Duration::ZERO => Duration::ZERO,
+            window => window.saturating_add(self.params.limits.stall),
+        }
+    }
+
+    /// Keeps how the connection was lost.
+    pub(super) fn note_lost(&self, error: MigrationError) {
+        self.lost.lock().get_or_insert(error);
+    }
+
+    /// How the connection was lost, once.
+    pub(super) fn take_lost(&self) -> Option<MigrationError> {
+        self.lost.lock().take()
+    }
+
+    /// Another session begins, with what stands before RAM.
+    pub(super) fn begin_again(&self) {
+        self.ram_has_begun.store(false, Ordering::Release);
+        self.postcopy.begin_again();
     }
 
     /// The source does not come back, as `event` tells.

@@ -1,5 +1,8 @@
 //! The control thread of an incoming migration: performs the handover machine's actions.
 
+mod lost;
+mod postcopy;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -182,6 +185,9 @@ impl Control {
             Action::AcquireHooks => self.acquire_hooks(),
             Action::SendPong => self.answer_prepare(),
             Action::StartGuest => self.start_guest(),
+            Action::SayStarted => self.say_started(driver),
+            Action::FinishPages => self.finish_pages(driver),
+            Action::KeepWaiting => self.keep_waiting(),
             Action::AnnounceNetwork => {
                 self.take_over_if_paused(driver);
                 self.announce();
@@ -228,7 +234,10 @@ impl Control {
             rdma.end_writes()?;
         }
         self.shared.rounds.complete()?;
-        let wants_to_run = self.shared.target.finish_loading()?;
+        let wants_to_run = match self.shared.postcopy.arriving() {
+            Some(_) => self.shared.target.finish_devices()?,
+            None => self.shared.target.finish_loading()?,
+        };
         self.check_memory()?;
         Ok(wants_to_run)
     }
@@ -347,7 +356,7 @@ impl Control {
 
     /// Once, and before the peer is told; without a return path there is nobody to tell.
     fn take_over_if_paused(&mut self, driver: &Driver<Destination>) {
-        if self.taken_over || driver.inspect(Destination::state) != State::Paused {
+        if self.taken_over || !driver.inspect(Destination::is_taken_over_paused) {
             return;
         }
         self.taken_over = true;
@@ -402,6 +411,12 @@ impl Control {
                 "the guest has arrived and is held: when the source's status is *completed*, release it with cont"
                     .to_owned()
             }
+            Held::Pages => format!(
+                "the connection to the source broke ({}), and {} pages of the guest's memory are only there: the guest runs \
+                 here until it needs one of them, and then waits. Keep both processes",
+                self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string()),
+                self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left())
+            ),
             Held::Hooks | Held::Start => format!(
                 "this side has the only copy of the guest and could not start it ({}): fix that, then cont; a device \
                  that still does not run is left out then",
@@ -417,27 +432,13 @@ impl Control {
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.shared.places.shut_lanes();
+        // No guest runs: a device that is being loaded may wait for a page.
+        self.shared.postcopy.shut_preempt();
+        self.shared.postcopy.let_go();
         if let Some(main) = self.shared.places.main() {
             main.finish_reading();
         }
         self.join();
-    }
-
-    /// Loading has ended. Makes ready for the source to come back.
-    fn suspend(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        let why = shared.take_lost();
-        let why = why.map_or_else(|| "the connection was lost".to_owned(), |error| error.to_string());
-        shared.tell(&Event::ConnectionLost { why: why.clone() });
-        self.lost = Some((Instant::now(), why));
-        shared.places.suspend();
-        let forgotten = shared.streams.end_load().and_then(|()| shared.target.forget_devices());
-        if let Err(error) = forgotten {
-            return shared.fail_waiting(error);
-        }
-        shared.streams.restart();
-        shared.stopping.store(false, Ordering::Release);
-        shared.lobby.open();
     }
 
     fn join(&mut self) {
@@ -445,6 +446,7 @@ impl Control {
             // One that panicked has said so.
             let _ = thread.join();
         }
+        self.shared.postcopy.join();
     }
 
     /// Lets the source finish: it may still be writing the description after EOF, and closing on bytes that
@@ -459,6 +461,7 @@ impl Control {
             self.wait_for_ends();
         }
         self.shared.places.shut_lanes();
+        self.shared.postcopy.shut_preempt();
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.join();
@@ -528,13 +531,6 @@ impl Control {
         self.shared.end(arrival);
         let status = self.shared.status();
         self.shared.tell_status(status, &mut self.last_status);
-    }
-
-    /// The source did not come back.
-    fn not_resumed(&self) -> MigrationError {
-        let why = self.lost.as_ref().map_or("the connection was lost", |(_, why)| why).to_owned();
-        let (why, window) = (MigrationError::Transport(why, None), self.shared.comeback_limit());
-        MigrationError::NotReconnected { why: Arc::new(why), window, last: None }
     }
 
     /// The machine's cause in words, where no thread has a better one.

@@ -18,6 +18,7 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
 use super::memory;
+use super::postcopy;
 use super::rdma::phase::Phases;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
@@ -29,9 +30,11 @@ use crate::order::PageRun;
 use crate::streams;
 
 pub(super) const CHANNEL: &str = "main channel";
+/// What a package has beside the bodies of devices: commands, and the heads of sections.
+const PACKAGE_SLACK: u64 = 1 << 20;
 
 /// Loads until the end of the stream, or until told to stop.
-pub(super) fn load(shared: &Shared, channel: &Arc<Channel>) {
+pub(super) fn load(shared: &Arc<Shared>, channel: &Arc<Channel>) {
     let result = Loader::new(shared, channel).run();
     if let Err(error) = result {
         shared.fail(error);
@@ -48,7 +51,7 @@ pub(super) enum Read {
 }
 
 pub(super) struct Loader<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a Arc<Shared>,
     pub(super) reader: Reader,
     decoder: MainDecoder,
     /// Once the configuration has come.
@@ -72,7 +75,7 @@ pub(super) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    fn new(shared: &'a Shared, channel: &Arc<Channel>) -> Self {
+    fn new(shared: &'a Arc<Shared>, channel: &Arc<Channel>) -> Self {
         let decoder = MainDecoder::new(shared.target.knowledge(), shared.expectations());
         let mut loader = Self::with(shared, Reader::new(Arc::clone(channel)), decoder);
         loader.phases = shared.rdma.as_deref().map(|rdma| Phases::new(shared, rdma, Arc::clone(channel)));
@@ -80,12 +83,12 @@ impl<'a> Loader<'a> {
     }
 
     /// A loader of what lies in a file from byte `offset` on.
-    pub(super) fn of_file(shared: &'a Shared, file: &Arc<PageFile>, offset: u64) -> Self {
+    pub(super) fn of_file(shared: &'a Arc<Shared>, file: &Arc<PageFile>, offset: u64) -> Self {
         let decoder = MainDecoder::new(shared.target.knowledge(), shared.expectations()).starting_at(offset);
         Self::with(shared, Reader::of_file(file, offset), decoder)
     }
 
-    fn with(shared: &'a Shared, reader: Reader, decoder: MainDecoder) -> Self {
+    fn with(shared: &'a Arc<Shared>, reader: Reader, decoder: MainDecoder) -> Self {
         // A source that has come back has said who it is.
         let is_back = shared.lobby.session() > 0;
         Self {
@@ -180,6 +183,9 @@ impl<'a> Loader<'a> {
     pub(super) fn take(&mut self, item: MainItem) -> Result<(), MigrationError> {
         match item {
             MainItem::Command(command) => self.command(command),
+            MainItem::Zero { block, offset } if self.shared.postcopy.arriving().is_some() => {
+                self.following_zero(block, offset)
+            }
             MainItem::Zero { block, offset } => {
                 self.shared.zero_pages.fetch_add(1, Ordering::Relaxed);
                 let run = page(block, offset);
@@ -189,6 +195,13 @@ impl<'a> Loader<'a> {
                 self.shared.sink(self.lanes)?.zero(run)?;
                 self.shared.rounds.came(run);
                 Ok(())
+            }
+            MainItem::PagePayloadFollows { block, offset } if self.shared.postcopy.arriving().is_some() => {
+                self.following_page(block, offset)
+            }
+            MainItem::Xbzrle { .. } | MainItem::MultifdFlush if self.shared.postcopy.arriving().is_some() => {
+                let what = "after LISTEN it sent something else than whole pages (specs/postcopy.md §3)";
+                Err(MigrationError::PeerMisbehaved { what: what.to_owned() })
             }
             MainItem::PagePayloadFollows { block, offset } => self.page(page(block, offset)),
             MainItem::Xbzrle { block, offset, delta } => self.delta(page(block, offset), &delta),
@@ -230,6 +243,7 @@ impl<'a> Loader<'a> {
             }
             MainItem::Tail => self.tail(),
             MainItem::Eof => {
+                self.shared.postcopy.commands.lock().ends()?;
                 self.shared.report(Fed::EofRead);
                 Ok(())
             }
@@ -269,6 +283,7 @@ impl<'a> Loader<'a> {
                 memory::expect(self.shared)?;
                 self.pong(extension::MEMORY_PING)
             }
+            Command::Ping(extension::POSTCOPY_STARTED_PING) => postcopy::asked_for_start(self.shared),
             Command::Ping(extension::RECONNECT_PING) => {
                 self.shared.expect_comeback()?;
                 self.pong(extension::RECONNECT_PING)
@@ -289,8 +304,23 @@ impl<'a> Loader<'a> {
                 command.encode(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;
                 self.shared.target.command(&bytes)
             }
+            Command::PostcopyAdvise(Some((host, target))) => postcopy::advised(self.shared, host, target),
+            Command::PostcopyDiscard { block, ranges } => {
+                let Some(index) = self.block_index(&block) else {
+                    let what = format!("the source drops pages of block {block:?}, and there is none");
+                    return Err(MigrationError::PeerMisbehaved { what });
+                };
+                postcopy::discard(self.shared, index, &block, &ranges)
+            }
+            Command::Packaged(bytes) => self.package(bytes as usize),
+            // A Sterna has prepared before, and the package is loaded.
+            Command::PostcopyRun => {
+                self.shared.postcopy.commands.lock().runs()?;
+                self.shared.report(Fed::RunRead);
+                Ok(())
+            }
             other => Err(MigrationError::PeerIncompatible {
-                what: format!("the source sent {other:?}, which belongs to postcopy: switch it off there"),
+                what: format!("the source sent {other:?}, which this side does not support"),
             }),
         }
     }
@@ -374,6 +404,68 @@ impl<'a> Loader<'a> {
         self.decoder.payload_consumed();
         shared.normal_pages.fetch_add(1, Ordering::Relaxed);
         shared.received_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reads all of a package, and has it loaded; meanwhile pages can come.
+    fn package(&mut self, bytes: usize) -> Result<(), MigrationError> {
+        self.shared.postcopy.commands.lock().packaged()?;
+        let most = self.shared.expectations().device_state_bytes.saturating_add(PACKAGE_SLACK);
+        if bytes as u64 > most {
+            let what =
+                format!("a package of {bytes} bytes came, and this machine's devices have at most {most}");
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        let torn = |at| {
+            let what = format!("the main channel ended inside the package, at byte {at}");
+            Err(MigrationError::Transport(what, None))
+        };
+        if !self.reader.fill(bytes)? {
+            return torn(self.decoder.position());
+        }
+        let (mut items, mut left) = (Vec::new(), bytes);
+        while left > 0 {
+            let step =
+                self.decoder.next(&self.reader.bytes()[..left]).map_err(MigrationError::wire(CHANNEL))?;
+            let consumed = match step {
+                Step::Partial { consumed } => consumed,
+                Step::Item { item, consumed } => {
+                    items.push(item);
+                    consumed
+                }
+                Step::NeedMore(_) | Step::End => {
+                    let what = "the package ends inside an element (specs/postcopy.md §2)".to_owned();
+                    return Err(MigrationError::PeerMisbehaved { what });
+                }
+            };
+            self.consume(consumed);
+            left -= consumed;
+        }
+        postcopy::take_package(self.shared, items)
+    }
+
+    /// A page that comes while the guest runs.
+    fn following_page(&mut self, block: usize, offset: u64) -> Result<(), MigrationError> {
+        if !self.reader.fill(PAGE_SIZE)? {
+            let what = format!("the main channel ended inside a page, at byte {}", self.decoder.position());
+            return Err(MigrationError::Transport(what, None));
+        }
+        let shared = self.shared;
+        let content = &self.reader.bytes()[..PAGE_SIZE];
+        if let Some(arriving) = shared.postcopy.arriving() {
+            arriving.page(block, offset / PAGE_SIZE as u64, content)?;
+        }
+        self.consume(PAGE_SIZE);
+        self.decoder.payload_consumed();
+        shared.normal_pages.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn following_zero(&self, block: usize, offset: u64) -> Result<(), MigrationError> {
+        if let Some(arriving) = self.shared.postcopy.arriving() {
+            arriving.zero(block, offset / PAGE_SIZE as u64)?;
+        }
+        self.shared.zero_pages.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 

@@ -9,6 +9,8 @@
 mod accept;
 mod acks;
 mod arrival;
+mod arriving;
+mod autostart;
 mod checkpoints;
 mod comeback;
 mod coming_memory;
@@ -23,6 +25,7 @@ mod load_file;
 mod loader;
 mod memory;
 mod places;
+mod postcopy;
 mod questions;
 mod rdma;
 mod reader;
@@ -110,6 +113,8 @@ impl Incoming {
         if matches!(at, Address::Rdma { .. }) {
             check_rdma(target.as_ref(), &params, &capabilities)?;
         }
+        let (is_file, is_rdma) = (matches!(at, Address::File { .. }), matches!(at, Address::Rdma { .. }));
+        postcopy::check(target.as_ref(), &capabilities, is_file, is_rdma)?;
         let file = LoadFile::open(at, &params, &capabilities)?;
         let custody = claim(target.as_ref())?;
         if let Some(file) = file {

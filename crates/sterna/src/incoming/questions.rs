@@ -49,6 +49,7 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     shared.comes_no_more(Fed::StatusAsked(id));
     let status = match shared.answer(id) {
         Status::Committed => extension::Status::Committed,
+        Status::Incomplete => extension::Status::Incomplete,
         Status::Never => extension::Status::Never,
         Status::Pending => extension::Status::Pending,
         Status::Unknown => return Err(refuse("is about an unknown migration")),

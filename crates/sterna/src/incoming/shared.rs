@@ -11,10 +11,12 @@ use sterna_proto::MigrationId;
 use sterna_proto::destination::{Config, Destination, Event as Fed, Refusal, State};
 use sterna_ram::{Custody, CustodyClaim};
 use sterna_transport::{Address, CancelFlag, Channel, ChannelGroup};
-use sterna_wire::extension::MigrationSecret;
+use sterna_wire::extension::{Features, MigrationSecret};
 use sterna_wire::main::Expectations;
 
 use super::arrival::{Arrival, status_of};
+use super::arriving::Postcopy;
+use super::autostart::Autostart;
 use super::coming_memory::ComingMemory;
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
@@ -73,11 +75,13 @@ pub(super) struct Shared {
     /// Where a source comes whose connection was lost.
     pub lobby: Lobby,
     /// How it was lost.
-    lost: Mutex<Option<MigrationError>>,
+    pub lost: Mutex<Option<MigrationError>>,
     /// Memory that comes as descriptors.
     pub memory: Mutex<ComingMemory>,
+    /// Memory that comes while the guest runs.
+    pub postcopy: Postcopy,
     /// RAM's section has come.
-    ram_has_begun: AtomicBool,
+    pub ram_has_begun: AtomicBool,
     /// The migration's id and the secret that came with it.
     pub secret: Mutex<Option<(MigrationId, MigrationSecret)>>,
     /// Whole messages of the return path are written under it.
@@ -90,34 +94,6 @@ pub(super) struct Shared {
     error: Mutex<Option<MigrationError>>,
     arrival: Mutex<Option<Arrival>>,
     changed: Condvar,
-}
-
-/// An operator's word whether the guest starts, until it is read.
-#[derive(Default)]
-pub(super) struct Autostart(Mutex<Word>);
-
-#[derive(Default)]
-struct Word {
-    stay_paused: bool,
-    was_read: bool,
-}
-
-impl Autostart {
-    /// Whether it will be so.
-    pub(super) fn set(&self, on: bool) -> bool {
-        let mut word = self.0.lock();
-        if !word.was_read {
-            word.stay_paused = !on;
-        }
-        word.stay_paused != on
-    }
-
-    /// The last word.
-    pub(super) fn read(&self) -> bool {
-        let mut word = self.0.lock();
-        word.was_read = true;
-        !word.stay_paused
-    }
 }
 
 impl Shared {
@@ -141,7 +117,7 @@ impl Shared {
             driver: OnceLock::new(),
             closing: CancelFlag::new(),
             stopping: AtomicBool::new(false),
-            greetings: Greetings::beside(1 + lanes),
+            greetings: Greetings::beside(1 + lanes + usize::from(capabilities.postcopy_preempt)),
             no_more_come: AtomicBool::new(false),
             last_refusal: Mutex::default(),
             places: Places::new(lanes),
@@ -149,6 +125,7 @@ impl Shared {
             lost: Mutex::default(),
             unplaced: Mutex::default(),
             memory: Mutex::default(),
+            postcopy: Postcopy::default(),
             ram_has_begun: AtomicBool::new(false),
             secret: Mutex::default(),
             group: ChannelGroup::new(),
@@ -170,6 +147,21 @@ impl Shared {
             shared.set_layout(layout);
         }
         Ok(shared)
+    }
+
+    /// What this side can do beyond QEMU's format, as the migration is set.
+    pub(super) fn features(&self) -> Features {
+        let mut features = Features::OURS;
+        if self.capabilities.postcopy_ram {
+            features = features.union(Features::POSTCOPY);
+        }
+        if self.capabilities.postcopy_preempt {
+            features = features.union(Features::PREEMPT);
+        }
+        if self.can_wait() {
+            features = features.union(Features::RECONNECT);
+        }
+        features
     }
 
     /// What the main channel has to agree with.
@@ -217,11 +209,13 @@ impl Shared {
             let told = Cell::new(None);
             Driver::new(Destination::new(config, Duration::ZERO), move |machine| {
                 // A guest that is taken over paused is free when the VM has taken it: see `guest_is`.
-                let Some(custody) = custody.as_ref().filter(|_| machine.state() != State::Paused) else {
+                let Some(custody) = custody.as_ref().filter(|_| !machine.is_taken_over_paused()) else {
                     return;
                 };
                 // An event that changes nothing must not take back what others have said since.
-                let now = Custody::Arriving { is_free: machine.may_guest_run() };
+                // Whoever stopped a guest that waits for a page would wait with it.
+                let is_free = machine.may_guest_run() && machine.state() != State::PostcopyPaused;
+                let now = Custody::Arriving { is_free };
                 if told.replace(Some(now)) != Some(now) {
                     custody.set(now);
                 }
@@ -350,30 +344,12 @@ impl Shared {
             self.note_error(error);
         }
         self.report(event);
-    }
-
-    /// Something of this side's failed while the source is waited for.
-    pub(super) fn fail_waiting(&self, error: MigrationError) {
-        self.note_error(error);
-        self.report(Fed::LocalFailure);
-    }
-
-    /// How long a source is waited for whose connection was lost: it may have noticed later than this side, by its limit.
-    pub(super) fn comeback_limit(&self) -> Duration {
-        match self.params.reconnect_window {
-            Duration::ZERO => Duration::ZERO,
-            window => window.saturating_add(self.params.limits.stall),
+        // No guest has run: who loads, or acquires, need not wait for a page that does not come any more.
+        if self.driver().is_some_and(|driver| driver.inspect(Destination::state) == State::Failing)
+            && let Some(arriving) = self.postcopy.arriving()
+        {
+            arriving.end();
         }
-    }
-
-    /// Keeps how the connection was lost.
-    pub(super) fn note_lost(&self, error: MigrationError) {
-        self.lost.lock().get_or_insert(error);
-    }
-
-    /// How the connection was lost, once.
-    pub(super) fn take_lost(&self) -> Option<MigrationError> {
-        self.lost.lock().take()
     }
 
     /// A multifd channel has no place here, and states what the source's would state.
@@ -504,7 +480,7 @@ impl Shared {
                 State::Committed => self.tell(&Event::Committed),
                 _ => {}
             }
-            self.tell_status(unfinished(state), last);
+            self.tell_status(self.unfinished(state), last);
         }
     }
 
@@ -515,10 +491,21 @@ impl Shared {
         }
     }
 
+    /// What is shown of a state as long as its actions are not all performed: a failed destination still has to
+    /// be undone, and until then must not look free.
+    fn unfinished(&self, state: State) -> Status {
+        match state {
+            State::Failed => Status::Failing,
+            State::Running | State::Paused if self.postcopy.arriving().is_some() => Status::PostcopyActive,
+            State::Running | State::Paused => Status::Active,
+            state => status_of(state),
+        }
+    }
+
     pub(super) fn status(&self) -> Status {
         match (self.driver(), &*self.arrival.lock()) {
             (Some(driver), Some(_)) => status_of(driver.inspect(Destination::state)),
-            (Some(driver), None) => unfinished(driver.inspect(Destination::state)),
+            (Some(driver), None) => self.unfinished(driver.inspect(Destination::state)),
             (None, Some(_)) => Status::Failed,
             (None, None) => Status::Setup,
         }
@@ -536,6 +523,7 @@ impl Shared {
             cleared_pages: self.target.cleared_pages(),
             streams: self.streams.statistics(),
             rdma: self.rdma.as_ref().map(|rdma| rdma.statistics()),
+            postcopy: self.postcopy.statistics(),
         }
     }
 
@@ -582,15 +570,5 @@ impl Shared {
             }
             self.changed.wait(&mut arrival);
         }
-    }
-}
-
-/// What is shown of a state as long as its actions are not all performed: a failed destination still has to
-/// be undone, and until then must not look free.
-fn unfinished(state: State) -> Status {
-    match state {
-        State::Failed => Status::Failing,
-        State::Running | State::Paused => Status::Active,
-        state => status_of(state),
     }
 }

@@ -45,6 +45,18 @@ pub(crate) trait Target: Send + Sync {
     fn guest(&self) -> Option<&GuestRam> {
         None
     }
+    /// Whether the guest can run before its pages are there.
+    fn can_run_early(&self) -> bool {
+        false
+    }
+    /// A device that needs all of the guest's memory before the guest runs.
+    fn needs_all_memory(&self) -> Option<String> {
+        None
+    }
+    /// The threads of the guest's vCPUs (`gettid(2)`).
+    fn threads_of_vcpus(&self) -> Vec<u32> {
+        Vec::new()
+    }
     /// What follows the guest behind the acknowledgement; `None` where the source lets go of it.
     fn follower(&self) -> Option<&dyn Follower> {
         None
@@ -119,6 +131,10 @@ pub(crate) trait Target: Send + Sync {
     /// Everything was read: is all there? Makes durable what must outlive this process. Returns whether the
     /// guest wants to run.
     fn finish_loading(&self) -> Result<bool, MigrationError>;
+    /// As [`Target::finish_loading`], of a guest whose memory comes while it runs.
+    fn finish_devices(&self) -> Result<bool, MigrationError> {
+        Err(MigrationError::Internal("a guest that cannot run before its memory is there".to_owned()))
+    }
     /// Disks, locks, network: in the order of acquisition.
     fn hooks(&self) -> Vec<Arc<dyn Hook>>;
     /// Takes the guest over. An error means: it is not here and never will be.

@@ -114,6 +114,18 @@ impl Target for VmTarget {
         Some(&self.ram)
     }
 
+    fn can_run_early(&self) -> bool {
+        true
+    }
+
+    fn needs_all_memory(&self) -> Option<String> {
+        crate::vm::needs_all_memory(self.vm.as_ref())
+    }
+
+    fn threads_of_vcpus(&self) -> Vec<u32> {
+        self.vm.threads_of_vcpus()
+    }
+
     fn uuid(&self) -> Option<[u8; 16]> {
         Some(self.vm.uuid().unwrap_or_default())
     }
@@ -127,6 +139,7 @@ impl Target for VmTarget {
             // In a file, multifd channels are threads: its bytes know nothing of them.
             multifd: capabilities.multifd && !capabilities.mapped_ram,
             mapped_ram: capabilities.mapped_ram,
+            postcopy: capabilities.postcopy_ram,
             accept_legacy_flush: crate::machine_type::flushes_silently(&self.vm.machine_type()),
             device_state_bytes: self.sections.most_bytes(),
             ..Expectations::default()
@@ -232,6 +245,13 @@ impl Target for VmTarget {
         MigrationError::check_same_ram(&call("Vm::ram", || self.vm.ram()), &self.ram)?;
         self.sink.finish()?;
         // A source without a global state (none of QEMU 11's machine types) runs its guest.
+        Ok(loaded.run.unwrap_or(true))
+    }
+
+    fn finish_devices(&self) -> Result<bool, MigrationError> {
+        let loaded = self.loaded.lock();
+        all_came(self.vm.as_ref(), &loaded.devices)?;
+        MigrationError::check_same_ram(&call("Vm::ram", || self.vm.ram()), &self.ram)?;
         Ok(loaded.run.unwrap_or(true))
     }
 

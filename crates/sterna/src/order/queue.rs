@@ -76,6 +76,11 @@ impl RoundQueue {
         self.changed.notify_all();
     }
 
+    /// The last round whose flush is written.
+    pub(crate) fn last_flushed(&self) -> u64 {
+        self.state.lock().flushed
+    }
+
     /// There is something else for lanes to find: for any of them, or for a certain one.
     pub(crate) fn wake(&self, any: bool) {
         // Locked, so that the wake cannot fall between a lane's check and its sleep.

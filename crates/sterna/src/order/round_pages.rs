@@ -162,6 +162,12 @@ impl RoundPages {
         self.pages
     }
 
+    /// Lanes claim no further chunk: what no lane has claimed stays [unsent](RoundPages::unsent).
+    pub(crate) fn abandon(&self) {
+        // Far behind the last, and lanes may still count on from there.
+        self.cursor.store(u64::MAX / 2, Ordering::Relaxed);
+    }
+
     /// The pages that no lane has taken yet; all of them before the round is published.
     pub(crate) fn unsent(&self) -> &DirtyBitmaps {
         &self.bits
@@ -231,6 +237,22 @@ impl RoundPages {
         }
     }
 
+    /// Re-arms, of the round or beside it, `pages` and no others, and calls every slice ready: the pages of the round that are not among
+    /// them were re-armed before.
+    pub(crate) fn rearmed_with(
+        self,
+        pages: &DirtyBitmaps,
+        ram: &GuestRam,
+        dirty: &dyn DirtySource,
+    ) -> Result<Self, RearmError> {
+        for (number, done) in (0..).zip(&self.slices) {
+            if let Some(slice) = self.geometry.slice(number) {
+                done.get_or_init(|| self.rearm(slice, pages, ram, dirty)).clone()?;
+            }
+        }
+        Ok(self)
+    }
+
     /// Makes slice number `number` ready before a lane comes to it. False: there is no such slice.
     pub(crate) fn prepare(
         &self,
@@ -267,7 +289,7 @@ impl RoundPages {
         dirty: &dyn DirtySource,
     ) -> Result<(), RearmError> {
         let (number, slice) = self.geometry.slice_of(chunk.block, chunk.first);
-        let rearm = || self.rearm(slice, ram, dirty);
+        let rearm = || self.rearm(slice, &self.bits, ram, dirty);
         let done = &self.slices[number as usize];
         if let Some(done) = done.get() {
             return done.clone();
@@ -278,9 +300,15 @@ impl RoundPages {
         done
     }
 
-    fn rearm(&self, slice: Range, ram: &GuestRam, dirty: &dyn DirtySource) -> Result<(), RearmError> {
+    fn rearm(
+        &self,
+        slice: Range,
+        pages: &DirtyBitmaps,
+        ram: &GuestRam,
+        dirty: &dyn DirtySource,
+    ) -> Result<(), RearmError> {
         let count = slice.end - slice.first;
-        let bits = self.bits.block(slice.block);
+        let bits = pages.block(slice.block);
         if bits.next_run(slice.first, slice.end, 1).is_some() {
             let began = Instant::now();
             call("DirtySource::rearm", || dirty.rearm(slice.block, slice.first, count, bits))?;

@@ -39,7 +39,7 @@ pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
     let question = Asking::default();
     *shared.asking.lock() = Some(question.clone());
     // Decided before it could be ended: then it need not begin.
-    if shared.driver.inspect(Source::state) != State::Undecided {
+    if !matches!(shared.driver.inspect(Source::state), State::Undecided | State::PostcopyPaused) {
         return Err(MigrationError::Cancelled);
     }
     let answer = ask(shared, &question);
@@ -93,6 +93,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
     }
     Ok(match answer.status {
         extension::Status::Committed => Status::Committed,
+        extension::Status::Incomplete => Status::Incomplete,
         extension::Status::Never => Status::Never,
         extension::Status::Pending => Status::Pending,
     })

@@ -3,7 +3,7 @@
 use sterna_ram::GuestRam;
 use sterna_transport::{Address, Channel, TlsEndpoint};
 
-use crate::params::{Capabilities, Compression, MigrationMode, Parameters};
+use crate::params::{Capabilities, Compression, MigrationMode, NonConvergence, Parameters};
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::vm::SourceVm;
@@ -52,6 +52,45 @@ pub(super) fn check(
         return Err(SettingsError::AckNeedsReturnPath);
     }
     Ok(())
+}
+
+/// What does not go with a guest that runs at its destination before its pages are there. `is_live`: it leaves this process's
+/// memory for good.
+pub(super) fn check_postcopy(
+    to: &Address,
+    params: &Parameters,
+    capabilities: &Capabilities,
+    vm: &dyn SourceVm,
+    is_live: bool,
+) -> Result<(), SettingsError> {
+    if !capabilities.postcopy_ram {
+        let needs = [
+            (capabilities.postcopy_preempt, "postcopy_preempt"),
+            (capabilities.postcopy_blocktime, "postcopy_blocktime"),
+            (params.non_convergence == NonConvergence::Postcopy, "non_convergence postcopy"),
+        ];
+        return match needs.into_iter().find(|(is_set, _)| *is_set) {
+            Some((_, what)) => Err(SettingsError::NeedsPostcopy { what }),
+            None => Ok(()),
+        };
+    }
+    let excluded = [
+        (matches!(to, Address::File { .. }), "a file"),
+        (matches!(to, Address::Rdma { .. }), "rdma:"),
+        (capabilities.postcopy_preempt && to.is_descriptor(), "postcopy_preempt over a descriptor"),
+        (params.mode == MigrationMode::CprTransfer, "mode cpr-transfer"),
+        (!capabilities.return_path, "a missing return_path"),
+        (capabilities.mapped_ram, "mapped_ram"),
+        (capabilities.xbzrle, "xbzrle"),
+        (!is_live, "an image or a standby"),
+    ];
+    if let Some((_, what)) = excluded.into_iter().find(|(is_set, _)| *is_set) {
+        return Err(SettingsError::PostcopyExcludes { what });
+    }
+    match crate::vm::needs_all_memory(vm) {
+        Some(device) => Err(SettingsError::PostcopyExcludesDevice { device }),
+        None => Ok(()),
+    }
 }
 
 /// What does not go with a destination that is a standby.

@@ -58,7 +58,11 @@ pub(crate) trait GuestSource: Send + Sync {
 
 /// Reads pages for one lane. What it gave stays valid until at least a packet's worth of pages more were asked for.
 pub(crate) trait PageReader: Send + Sync {
-    /// The content of `run`, at most a packet's worth of pages.
+    /// How many of the first pages of `run` are had at once.
+    fn together(&self, run: PageRun) -> u64 {
+        run.count
+    }
+    /// The content of `run`, at most a packet's worth of pages, which are [had at once](PageReader::together).
     fn content(&self, run: PageRun) -> Result<RamSlice<'_>, MigrationError>;
     /// Whether what it gives stays as it is until it is sent.
     fn is_copy(&self) -> bool {

@@ -41,6 +41,8 @@ pub(super) fn status_of(state: State) -> Status {
             Status::Device
         }
         State::Seeding => Status::Device,
+        State::Postcopy => Status::PostcopyActive,
+        State::PostcopyPaused => Status::PostcopyPaused,
         State::Protected => Status::Colo,
         State::Undecided => Status::Undecided,
         State::Cancelling => Status::Cancelling,

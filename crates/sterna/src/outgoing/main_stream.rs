@@ -369,7 +369,7 @@ impl MainStream {
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut PagesPart<'a>) -> Result<(), MigrationError>,
     ) -> Result<(), MigrationError> {
-        let mut part = PagesPart { bytes: Vec::new(), cuts: Vec::new() };
+        let mut part = PagesPart::default();
         if !self.is_in_checkpoint {
             encode_section_part(self.ram_section, false, &mut part.bytes);
         }
@@ -381,17 +381,13 @@ impl MainStream {
         if part.bytes.is_empty() {
             return Ok(());
         }
-        let mut parts = Vec::with_capacity(part.cuts.len() * 2 + 1);
-        let mut start = 0;
-        let mut length = part.bytes.len();
-        for &(end, page) in &part.cuts {
-            parts.push(IoPart::Bytes(&part.bytes[start..end]));
-            parts.push(IoPart::Ram(page));
-            length += page.len();
-            start = end;
-        }
-        parts.push(IoPart::Bytes(&part.bytes[start..]));
+        let (parts, length) = part.parts();
         self.write(&parts, length)
+    }
+
+    /// The next record of a page names its block: a guest goes on at the destination before its pages are there.
+    pub(super) fn forget_block(&mut self) {
+        self.records.forget_block();
     }
 
     /// Opens the section of a device's stream on the main channel (specs/extension.md §9): its number.
@@ -432,6 +428,7 @@ impl MainStream {
 }
 
 /// Records of one PART with raw pages between them.
+#[derive(Default)]
 pub(crate) struct PagesPart<'a> {
     /// All that is not page content.
     pub bytes: Vec<u8>,
@@ -443,6 +440,21 @@ impl<'a> PagesPart<'a> {
     /// The page whose header was just appended to `bytes`.
     pub(crate) fn page(&mut self, content: sterna_ram::RamSlice<'a>) {
         self.cuts.push((self.bytes.len(), content));
+    }
+
+    /// What is to be written, in order, and how many bytes that is.
+    pub(super) fn parts(&self) -> (Vec<IoPart<'_>>, usize) {
+        let mut parts = Vec::with_capacity(self.cuts.len() * 2 + 1);
+        let mut start = 0;
+        let mut length = self.bytes.len();
+        for &(end, page) in &self.cuts {
+            parts.push(IoPart::Bytes(&self.bytes[start..end]));
+            parts.push(IoPart::Ram(page));
+            length += page.len();
+            start = end;
+        }
+        parts.push(IoPart::Bytes(&self.bytes[start..]));
+        (parts, length)
     }
 }
 

@@ -16,6 +16,7 @@ mod main_channel;
 pub(crate) mod main_stream;
 mod measure;
 mod outcome;
+mod postcopy;
 pub(crate) mod protection;
 mod rdma;
 mod return_path;
@@ -45,7 +46,7 @@ use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
-use check::{check, check_protected, check_sharable, check_throttle};
+use check::{check, check_postcopy, check_protected, check_sharable, check_throttle};
 use guest_source::{GuestSource, LiveVm};
 use limits::ack_form;
 use protection::{Protecting, Withholder};
@@ -99,6 +100,7 @@ impl Migration {
             rdma: is_rdma.then(|| self.shared.rdma.now()),
             streams: streams.unwrap_or_default(),
             free_pages: self.shared.counters.free_pages(),
+            postcopy_requests: self.shared.postcopy.requests(),
             ..statistics.snapshot(self.shared.counters.now(), error)
         }
     }
@@ -125,6 +127,25 @@ impl Migration {
         self.shared.feed(Fed::OperatorContinue)
     }
 
+    /// Lets the guest go on at the destination as soon as possible, before its pages are there (QMP's `migrate-start-postcopy`).
+    ///
+    /// # Errors
+    /// [`Refusal`] without [`Capabilities::postcopy_ram`], and when the guest is being handed over already.
+    pub fn start_postcopy(&self) -> Result<(), Refusal> {
+        if !self.shared.capabilities.postcopy_ram {
+            return Err(Refusal::NoPostcopy);
+        }
+        let state = self.shared.driver.inspect(Source::state);
+        // Over the next connection, if there is none now.
+        let is_lost = matches!(state, State::Suspending | State::Reconnecting);
+        if state > State::Active && !is_lost {
+            return Err(Refusal::NotActive { state });
+        }
+        self.shared.postcopy.want();
+        self.shared.driver.nudge();
+        Ok(())
+    }
+
     /// Changes parameters while it runs: those that [`Parameters`] calls live.
     ///
     /// # Errors
@@ -135,6 +156,7 @@ impl Migration {
         change(&mut wanted);
         *params = wanted.for_running(&params)?;
         self.shared.limiter.set(params.max_bandwidth_bytes);
+        self.shared.postcopy.limiter.set(params.max_postcopy_bandwidth_bytes);
         Ok(())
     }
 
@@ -315,6 +337,8 @@ impl Migration {
             check_sharable(vm.as_ref(), ram)?;
         }
         check_throttle(vm.as_ref(), &capabilities)?;
+        let is_live = guest_source.is_in_memory() && protecting.is_none();
+        check_postcopy(to, &params, &capabilities, vm.as_ref(), is_live)?;
         let pages = ram.poisoned();
         if !pages.is_empty() {
             return Err(StartError::Poisoned { pages });
@@ -327,6 +351,7 @@ impl Migration {
             compatibility: vm.compatibility().is_some(),
             pause_before_switchover: capabilities.pause_before_switchover,
             protects: protecting.is_some(),
+            postcopy: capabilities.postcopy_ram,
             switchover_ack: ack_form(&capabilities, &vm.machine_type()),
             limits: sterna_proto::Limits {
                 reconnect: params.reconnect_window,

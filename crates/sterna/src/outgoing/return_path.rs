@@ -13,6 +13,7 @@ use super::rdma::RdmaSource;
 use super::shared::Shared;
 use crate::error::MigrationError;
 use crate::events::Event;
+use crate::postcopy::answers::LOADED_PING;
 
 const CHANNEL: &str = "return path";
 
@@ -104,7 +105,13 @@ impl Reader<'_> {
                 Ok(())
             }
             // QEMU ignores page requests of a known block in precopy; nobody sends them.
-            ReturnMessage::RequestPages { .. } => Err(untimely("a request for pages", "postcopy")),
+            ReturnMessage::RequestPages { .. } if !self.shared.capabilities.postcopy_ram => {
+                Err(untimely("a request for pages", "postcopy"))
+            }
+            ReturnMessage::RequestPages { block, start, length } => {
+                let ram = &self.shared.ram;
+                self.shared.postcopy.request(ram, block.as_deref(), start, u64::from(length))
+            }
             ReturnMessage::ReceivedBitmap { .. } => Err(untimely("a received bitmap", "recovery")),
             ReturnMessage::ResumeAck(_) => Ok(()),
             ReturnMessage::Grant { device, instance, bytes } => match &*self.shared.streams.lock() {
@@ -141,6 +148,13 @@ impl Reader<'_> {
                 return Err(MigrationError::PeerMisbehaved {
                     what: format!("it answered *prepare* without a question, in state {state:?}"),
                 });
+            }
+            extension::POSTCOPY_STARTED_PING => self.shared.destination_started()?,
+            // A QEMU's devices are loaded: from now on it keeps the guest when the connection breaks.
+            LOADED_PING
+                if self.shared.driver.inspect(|machine| machine.is_postcopy() && !machine.peer().sterna) =>
+            {
+                self.shared.destination_started()?;
             }
             extension::KEEPALIVE_PING => {
                 self.shared.probes.lock().answered();

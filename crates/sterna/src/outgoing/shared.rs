@@ -16,13 +16,14 @@ use super::lanes::state::Lanes;
 use super::limits::status_of;
 use super::measure::{Counters, LiveStatistics, Probes};
 use super::outcome::Outcome;
+use super::postcopy::Postcopy;
 use super::protection::Protecting;
 use super::rdma::counts::RdmaCounts;
 use super::running_streams::RunningStreams;
 use super::same_host;
 use crate::driver::Driver;
 use crate::error::{Fault, MigrationError};
-use crate::events::{Event, Observer};
+use crate::events::{Event, Observer, Status};
 use crate::hooks::Hook;
 use crate::identity::Identity;
 use crate::params::{Capabilities, MigrationMode, Parameters};
@@ -68,6 +69,8 @@ pub(super) struct Shared {
     pub rdma: Arc<RdmaCounts>,
     /// The destination waits for memory that comes as descriptors.
     pub memory_is_expected: AtomicBool,
+    /// Pages that follow the guest.
+    pub postcopy: Postcopy,
     /// The destination is a standby: checkpoints follow.
     pub protecting: Option<Arc<Protecting>>,
     /// What was sent and may be lost, if this side comes back after a loss.
@@ -122,6 +125,7 @@ impl Shared {
         Self {
             statistics: Mutex::new(statistics),
             limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
+            postcopy: Postcopy::new(params.max_postcopy_bandwidth_bytes),
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
             counters: Arc::default(),
@@ -287,6 +291,7 @@ impl Shared {
         }
         self.lanes.queue.end();
         self.limiter.open();
+        self.postcopy.stop();
     }
 
     /// Lets go of the channels: their descriptors close when the last thread is done with them.
@@ -305,7 +310,11 @@ impl Shared {
                 self.tell(&Event::Prepared);
                 self.tell(&Event::Committed);
             }
-            let status = status_of(state);
+            let status = match (status_of(state), self.driver.inspect(Source::is_postcopy)) {
+                // From the package on.
+                (Status::Device, true) if state >= State::Preparing => Status::PostcopyDevice,
+                (status, _) => status,
+            };
             if self.statistics.lock().set_status(status, self.counters.now()) {
                 self.tell(&Event::Status(status));
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sterna_proto::source::State;
 use sterna_wire::extension;
 use sterna_wire::main::Command;
 
@@ -81,7 +82,12 @@ impl Waits {
     fn send_keepalive(&mut self) -> Result<(), MigrationError> {
         let every = self.shared.params().limits.stall / 4;
         let (peer, state) = self.shared.driver.inspect(|machine| (machine.peer(), machine.state()));
-        let is_wanted = peer.sterna && !state.is_committed() && !state.is_final();
+        let goes_on = match state {
+            // Nothing may follow EOF.
+            State::Postcopy => !self.shared.postcopy.has_ended(),
+            state => !state.is_committed() && !state.is_final(),
+        };
+        let is_wanted = peer.sterna && goes_on;
         match &self.main {
             Some(main) if is_wanted && self.keepalive.elapsed() >= every => {
                 self.keepalive = Instant::now();

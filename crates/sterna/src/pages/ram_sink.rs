@@ -96,6 +96,16 @@ impl RamSink {
         &self.ram
     }
 
+    /// Pages that came, with content or as zero.
+    pub(crate) fn received(&self) -> &DirtyBitmaps {
+        &self.received
+    }
+
+    /// These pages count as if they had not come: the source has changed them since.
+    pub(crate) fn forget(&self, block: usize, first: u64, count: u64) {
+        self.received.block(block).clear_range(first, count);
+    }
+
     /// Zero pages that had to be read, and cleared where they were not zero.
     pub(crate) fn cleared_pages(&self) -> u64 {
         self.cleared.load(Ordering::Relaxed)

@@ -15,11 +15,12 @@
 //! | `shared`, `listener`, `sender`, `serving` | the threads of one destination |
 //! | `statistics` | how it goes |
 
-mod answers;
+mod advice;
+pub(crate) mod answers;
 mod cache;
 mod link;
 mod listener;
-mod order;
+pub(crate) mod order;
 mod reception;
 mod records;
 mod sender;
@@ -30,6 +31,7 @@ mod statistics;
 mod store;
 mod stream;
 
+pub(crate) use advice::page_sizes;
 pub use link::{Accepted, Dial, Link, Purpose};
 pub use reception::Reception;
 pub use served::{ImageOptions, ServedImage};

@@ -76,6 +76,21 @@ impl PageOrder {
         }
     }
 
+    /// Of blocks whose bits that are set were not sent, in the order of the blocks.
+    pub(crate) fn of_unsent(unsent: &[PageBitmap]) -> Self {
+        let pages: Vec<u64> = unsent.iter().map(PageBitmap::pages).collect();
+        let order = Self::new(&pages, (0..pages.len()).collect());
+        for (pages, bits) in order.blocks.iter().zip(unsent) {
+            pages.unsent.clear_all();
+            let mut from = 0;
+            while let Some(run) = bits.next_run(from, bits.pages(), u64::MAX) {
+                pages.unsent.set_range(run.first, run.count);
+                from = run.end();
+            }
+        }
+        order
+    }
+
     /// The connection broke, and what was on its way may be lost. To be followed by [`received`](Self::received) for each
     /// block. What was requested will be requested again.
     pub(crate) fn forget_requests(&mut self) {
@@ -132,6 +147,28 @@ impl PageOrder {
 
     /// Takes up to `most` requested pages: a run that is to be sent now.
     pub(crate) fn take_requested(&mut self, most: u64) -> Option<PageRun> {
+        let run = self.take_first_requested(most);
+        self.drop_sent_requests();
+        run
+    }
+
+    /// Forgets requests of which nothing is left, so that nobody gives way to them: several may have named a page.
+    fn drop_sent_requests(&mut self) {
+        let is_left =
+            |block: usize, first, end| self.blocks[block].requested.next_run(first, end, 1).is_some();
+        while self.queue.front().is_some_and(|run| !is_left(run.block, run.first, run.end())) {
+            self.queue.pop_front();
+        }
+        if let Some((from, page)) = self.overflow {
+            let starts = std::iter::once(page).chain(std::iter::repeat(0));
+            let mut blocks = (from..self.blocks.len()).zip(starts);
+            if !blocks.any(|(block, first)| is_left(block, first, u64::MAX)) {
+                self.overflow = None;
+            }
+        }
+    }
+
+    fn take_first_requested(&mut self, most: u64) -> Option<PageRun> {
         while let Some(mut wanted) = self.queue.pop_front() {
             let Some(run) = self.blocks[wanted.block].take_requested(wanted.first, wanted.end(), most) else {
                 continue;

@@ -146,9 +146,14 @@ fn next_requested(shared: &Shared) -> Option<PageRun> {
         if state.connection.error.is_some() || state.connection.is_over {
             return None;
         }
+        let had_requests = state.order.has_requests();
         if let Some(run) = state.order.take_requested(REQUESTED_AT_ONCE) {
             state.connection.on_their_way += 1;
             return Some(run);
+        }
+        if had_requests {
+            // All of them were sent in the background: who waits for the end of requests looks again.
+            shared.changed.notify_all();
         }
         shared.changed.wait(&mut state);
     }

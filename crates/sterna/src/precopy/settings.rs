@@ -52,7 +52,8 @@ impl Settings {
             max_cpu_throttle: params.max_cpu_throttle,
             throttle_trigger_threshold: params.throttle_trigger_threshold,
             vcpu_dirty_limit_bytes: params.vcpu_dirty_limit_bytes,
-            fails: params.non_convergence == NonConvergence::Fail,
+            // Who performs it knows what follows: the end, or postcopy.
+            fails: matches!(params.non_convergence, NonConvergence::Fail | NonConvergence::Postcopy),
             exceeds_limit: params.non_convergence == NonConvergence::Switchover,
             auto_converge: capabilities.auto_converge,
             dirty_limit: capabilities.dirty_limit,

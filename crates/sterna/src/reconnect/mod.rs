@@ -1,4 +1,4 @@
-//! A lost connection is made anew: what both sides of a migration need for it, whatever they send (specs/extension.md §12).
+//! A lost connection is made anew: what both sides of a migration need for it, whatever they send (specs/extension.md §13).
 //!
 //! A *session* is the channels that a migration uses at a time. The first is number 0. When one is lost, the source dials again
 //! ([`dial`]), and proves that it is the migration's source. The destination lets nobody else in, and one session after the other

@@ -135,7 +135,7 @@ impl Missing {
 }
 
 fn misbehaved(what: String) -> MigrationError {
-    MigrationError::PeerMisbehaved { what: format!("{what} (specs/extension.md §12)") }
+    MigrationError::PeerMisbehaved { what: format!("{what} (specs/extension.md §13)") }
 }
 
 #[cfg(test)]

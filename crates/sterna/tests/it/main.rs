@@ -22,6 +22,7 @@ mod opaque;
 mod page_order;
 mod poisoned;
 mod postcopy;
+mod postcopy_live;
 mod protected;
 mod protected_streams;
 mod rdma_destination;

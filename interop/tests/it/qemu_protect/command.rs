@@ -313,7 +313,9 @@ fn stopped_qemu_says_nothing_when_it_wakes_after_its_guest_was_taken_over() -> R
         signal(&lab, rustix::process::Signal::CONT)?;
         assert_eq!(protect.end()?.code(), Some(6));
         lab.network.hear_out()?;
-        assert_eq!(lab.network.last, heard, "it spoke when it woke");
+        // What the gate gave back to it before it stood still leaves now, and is of a checkpoint that is held.
+        let last = lab.network.last;
+        assert!(held >= last, "it spoke when it woke: {held} is held, {last} was heard");
         wait("QEMU's end", || lab.primary.ended())?;
     }
     Ok(())

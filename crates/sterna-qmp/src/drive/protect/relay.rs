@@ -30,7 +30,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna_transport::{Address, CancelFlag, Channel, Tls};
+use sterna_transport::{Address, CancelFlag, Channel, Piece, Tls};
 
 use super::answers::{Answer, Answers};
 use outlet::Outlet;
@@ -262,11 +262,11 @@ impl Shared {
 
     /// QEMU to the standby.
     fn forward(self: &Arc<Self>, qemu: &Channel, standby: Arc<Channel>, is_main: bool) -> Ended {
-        let mut piece = vec![0; PIECE_BYTES];
-        let outlet = Arc::new(Outlet::new(standby));
+        let mut piece = Piece::between(qemu, &standby, PIECE_BYTES);
+        let outlet = Arc::new(Outlet::new(qemu, standby, PIECE_BYTES));
         self.state.lock().waits.push(outlet.waits());
         loop {
-            let length = match qemu.read_some(&mut piece) {
+            let length = match qemu.read_piece(&mut piece) {
                 Ok(0) => return Ended::new("QEMU has closed the stream"),
                 Ok(length) => length,
                 Err(error) => return Ended::of_qemu(error),
@@ -280,7 +280,7 @@ impl Shared {
             {
                 return ended;
             }
-            if let Err(error) = outlet.put(&piece[..length]) {
+            if let Err(error) = outlet.put(&mut piece) {
                 return Ended::of_standby(error);
             }
             self.bytes.fetch_add(length as u64, Ordering::Relaxed);

@@ -197,7 +197,8 @@ fn follow(
         watcher.show(&progress(&statistics));
         let may_run = !matches!(statistics.stage, Stage::Connecting);
         match watcher.wish() {
-            Wish::Continue => {}
+            // It goes on so already.
+            Wish::Continue | Wish::StartPostcopy => {}
             Wish::Cancel if may_run => watcher.note(
                 "the guest lacks pages and would stand still: restoring goes on (Ctrl-C again stops it; the guest then \
                  stays paused until it is served again)",

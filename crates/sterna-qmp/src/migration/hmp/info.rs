@@ -54,7 +54,25 @@ pub(super) fn migrate(query: &Value, all: bool) -> String {
     if query["x-sterna-rdma"].is_object() {
         rdma(query, &mut line);
     }
+    if query["postcopy-latency-dist"].is_array() {
+        blocktime(query, &mut line);
+    }
     text
+}
+
+/// How long pages were waited for.
+fn blocktime(query: &Value, line: &mut impl FnMut(String)) {
+    let number = |name: &str| query[name].as_u64().unwrap_or(0);
+    line(format!("Postcopy Blocktime (ms): {}", number("postcopy-blocktime")));
+    line(format!("Postcopy vCPU Blocktime (ms): {}", query["postcopy-vcpu-blocktime"]));
+    line(format!("Postcopy Latency (ns): {}", number("postcopy-latency")));
+    line(format!("Postcopy non-vCPU Latencies (ns): {}", number("postcopy-non-vcpu-latency")));
+    line(format!("Postcopy vCPU Latencies (ns): {}", query["postcopy-vcpu-latency"]));
+    line("Postcopy Latency Distribution:".into());
+    let buckets = query["postcopy-latency-dist"].as_array().into_iter().flatten().enumerate();
+    for (at, count) in buckets.filter(|(_, count)| count.as_u64().unwrap_or(0) > 0) {
+        line(format!("  [ {:>8} us - {:>8} us ]: {count}", 1u64 << at, 1u64 << (at + 1)));
+    }
 }
 
 fn rdma(query: &Value, line: &mut impl FnMut(String)) {

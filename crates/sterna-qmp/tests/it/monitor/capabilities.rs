@@ -13,7 +13,9 @@ fn on(names: &[&str]) -> Vec<(String, bool)> {
 #[test]
 fn every_capability_is_taken_if_it_works_and_refused_if_missing() {
     for (name, support) in CAPABILITIES {
-        let result = CapabilitySet::default().with(&on(&[name]));
+        // It needs the other one.
+        let names = if *name == "postcopy-preempt" { vec!["postcopy-ram", name] } else { vec![*name] };
+        let result = CapabilitySet::default().with(&on(&names));
         match support {
             Support::Works | Support::Harmless => assert!(result.unwrap().get(name)),
             Support::Missing => assert!(result.unwrap_err().desc.contains(name)),
@@ -114,10 +116,41 @@ fn capabilities_reach_the_engine() {
         dirty_limit: false,
         pause_before_switchover: true,
         rdma_pin_all: true,
+        postcopy_ram: false,
+        postcopy_preempt: false,
+        postcopy_blocktime: false,
         xbzrle: false,
         unmanaged: true,
     };
     assert_eq!(monitor.engine.outgoing().capabilities, expected);
+}
+
+#[test]
+fn postcopy_reaches_the_engine_and_starts_when_it_is_asked_for() {
+    let (monitor, mut client) = Monitor::running().client_of();
+    assert!(client.refused("migrate-start-postcopy", json!({})).contains("Enable postcopy"));
+    for name in ["postcopy-ram", "postcopy-preempt", "postcopy-blocktime"] {
+        client.capability(name, true).unwrap();
+    }
+    assert!(client.refused("migrate-start-postcopy", json!({})).contains("migrate"));
+    client.set("max-postcopy-bandwidth", json!(5_000_000)).unwrap();
+    client.ok("migrate", json!({"uri": "tcp:127.0.0.1:1"}));
+    let migration = monitor.engine.outgoing();
+    let capabilities = migration.capabilities;
+    assert!(capabilities.postcopy_ram && capabilities.postcopy_preempt && capabilities.postcopy_blocktime);
+    assert_eq!(migration.parameters.lock().unwrap().max_postcopy_bandwidth_bytes, 5_000_000);
+    migration.set(Status::Active);
+    client.ok("migrate-start-postcopy", json!({}));
+    for (status, word) in [
+        (Status::PostcopyDevice, "postcopy-device"),
+        (Status::PostcopyActive, "postcopy-active"),
+        (Status::PostcopyPaused, "postcopy-paused"),
+    ] {
+        migration.set(status);
+        assert_eq!(client.ok("query-migrate", json!({}))["status"], word);
+    }
+    assert!(client.ok("query-migrate", json!({}))["error-desc"].as_str().unwrap().contains("broke"));
+    client.ok("x-sterna-decide", json!({"guest": "destination"}));
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn commands_do_what_their_qmp_twins_do() {
     assert!(client.human("migrate -d tcp:127.0.0.1:1").unwrap().contains("in progress"));
     assert_eq!(client.human("migrate_cancel").unwrap(), "");
     assert_eq!(client.human("migrate_cancel").unwrap(), "");
-    assert!(client.human("migrate_set_capability postcopy-ram on").unwrap().starts_with("Error: "));
+    assert!(client.human("migrate_set_capability background-snapshot on").unwrap().starts_with("Error: "));
     assert!(client.human("migrate_set_capability events perhaps").unwrap().starts_with("Error: "));
     assert!(client.human("migrate").unwrap().starts_with("Error: "));
     assert!(client.human("migrate_set_parameter downtime-limit").unwrap().contains("number of arguments"));

@@ -330,6 +330,8 @@ impl Outgoing for FakeMigration {
             multifd_bytes: 400_000,
             precopy_bytes: 490_000,
             downtime_bytes: 10_000,
+            postcopy_bytes: 0,
+            postcopy_requests: 0,
             zero_pages: 100,
             normal_pages: 122,
             absent_pages: 50,
@@ -362,6 +364,10 @@ impl Outgoing for FakeMigration {
         }
         self.set(Status::Cancelling);
         self.set(Status::Cancelled);
+        Ok(())
+    }
+    fn start_postcopy(&self) -> Result<(), String> {
+        self.set(Status::PostcopyDevice);
         Ok(())
     }
     fn continue_switchover(&self) -> Result<(), String> {
@@ -405,6 +411,7 @@ impl Receiving for FakeMigration {
             cleared_pages: 0,
             streams: Vec::new(),
             rdma: *self.incoming_rdma.lock().unwrap(),
+            postcopy: None,
         }
     }
     fn cancel(&self, force: bool) -> Result<(), String> {

@@ -62,6 +62,11 @@ impl MainDecoder {
             }
             Command::SwitchoverStart => self.switchover_started = true,
             Command::Ping(_) => {}
+            // No description follows EOF then (specs/postcopy.md §2), and the source names its blocks anew.
+            Command::PostcopyListen if self.expect.postcopy => {
+                self.expect.no_description = true;
+                self.forget_block();
+            }
             _ if !self.expect.postcopy => {
                 let rule = "a command of postcopy, which is off here: \
                             switch postcopy-ram and dirty-bitmaps off at the source";

@@ -34,6 +34,11 @@ pub(super) struct RamState {
 }
 
 impl MainDecoder {
+    /// The next record names its block.
+    pub(super) fn forget_block(&mut self) {
+        self.ram.last_block = None;
+    }
+
     pub(super) fn ram_total(&mut self, r: &mut Reader<'_>) -> Result<Taken, Stop> {
         let word = r.u64()?;
         if word & flags::MASK != flags::MEM_SIZE {

@@ -17,6 +17,7 @@
 mod pages;
 mod structure;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sterna_proto::destination::Event as Fed;
@@ -45,13 +46,13 @@ pub(super) fn begin(shared: &Shared) {
 }
 
 /// Loads all of it, or until told to stop.
-pub(super) fn load(shared: &Shared) {
+pub(super) fn load(shared: &Arc<Shared>) {
     if let Err(error) = run(shared) {
         shared.fail(error);
     }
 }
 
-fn run(shared: &Shared) -> Result<(), MigrationError> {
+fn run(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let Some(LoadFile { file, offset }) = &shared.file else {
         return Err(MigrationError::Internal("there is no file".to_owned()));
     };

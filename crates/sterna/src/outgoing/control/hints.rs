@@ -28,7 +28,9 @@ impl Hints {
     pub(super) fn of(shared: &Shared) -> Option<&dyn FreePageHints> {
         // Over RDMA memory is registered ahead of the lanes, whether they need it or not.
         let is_rdma = matches!(shared.to, Address::Rdma { .. });
-        let is_of_use = !is_rdma && shared.vm.run_state() == RunState::Running;
+        // In postcopy every page that is not sent would have to follow.
+        let is_of_use =
+            !is_rdma && !shared.capabilities.postcopy_ram && shared.vm.run_state() == RunState::Running;
         if is_of_use { call("SourceVm::free_page_hints", || shared.vm.free_page_hints()) } else { None }
     }
 

@@ -4,6 +4,7 @@ mod checkpoints;
 mod first_round;
 mod handing_over;
 mod hints;
+mod postcopy;
 mod precopy;
 mod reconnecting;
 mod rounds;
@@ -28,6 +29,7 @@ use super::file::SaveFile;
 use super::limits::limit_of;
 use super::main_channel::MainChannel;
 use super::outcome::{Outcome, RetryError};
+use super::postcopy::sender::PageSender;
 use super::protection::EpochStreams;
 use super::rdma::{RdmaSource, Work};
 use super::return_path;
@@ -101,6 +103,10 @@ pub(super) struct Control {
     /// The file, where the guest goes into one.
     file: Option<SaveFile>,
     multifd: Vec<Arc<Channel>>,
+    /// The channel of pages that are waited for, in postcopy; what is sent at the switch; and who sends pages.
+    preempt: Option<Arc<Channel>>,
+    package: Vec<u8>,
+    page_sender: Option<PageSender>,
     /// Where memory is written by RDMA; and, once pages move, what is registered.
     rdma: Option<Arc<RdmaSource>>,
     rdma_work: Option<Arc<Work>>,
@@ -134,6 +140,9 @@ impl Control {
             main: None,
             file: None,
             multifd: Vec::new(),
+            preempt: None,
+            package: Vec::new(),
+            page_sender: None,
             rdma: None,
             rdma_work: None,
             workers: Workers::new(Arc::clone(&shared)),
@@ -217,9 +226,14 @@ impl Control {
             Action::ResumePrecopy => self.resume_precopy()?,
             Action::StopGuest => self.stop_guest(),
             Action::ReleaseHooks => self.release_hooks(),
+            Action::SendFinalState if self.is_postcopy() => self.send_final_state_of_postcopy()?,
             Action::SendFinalState => self.send_final_state()?,
+            Action::SendPrepare if self.is_postcopy() => self.send_package()?,
             Action::SendPrepare => self.send_prepare()?,
             Action::SendEof => self.send_eof(),
+            Action::SendRun => self.send_run(),
+            Action::SendPages => self.send_pages()?,
+            Action::ReportPaused(cause) => self.report_paused(cause),
             Action::TakeCheckpoints => self.take_checkpoints()?,
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
@@ -232,6 +246,11 @@ impl Control {
             Action::Finish(_) => {}
         }
         Ok(())
+    }
+
+    /// Whether the guest goes on at the destination before its pages are there.
+    fn is_postcopy(&self) -> bool {
+        self.shared.driver.inspect(Source::is_postcopy)
     }
 
     /// The main channel, which is up once all is connected.
@@ -380,6 +399,8 @@ impl Control {
         // Unless it is in its place, it is gone with this.
         self.file = None;
         self.multifd.clear();
+        self.page_sender = None;
+        self.preempt = None;
         if let Some(rdma) = self.rdma.take() {
             // First the adapter's access ends, then memory is deregistered.
             rdma.destroy();

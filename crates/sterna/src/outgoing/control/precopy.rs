@@ -39,6 +39,7 @@ impl Control {
         self.warn_without_return();
         self.count_acknowledgements();
         self.hand_memory_over()?;
+        self.advise_postcopy()?;
         self.await_promise()?;
         let shared = Arc::clone(&self.shared);
         let is_mapped = shared.capabilities.mapped_ram;
@@ -157,6 +158,9 @@ impl Control {
     pub(super) fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
         let mut outputs = VecDeque::new();
         loop {
+            if self.switch_if_wanted()? {
+                return Ok(());
+            }
             let now = self.settings();
             if now != settings {
                 settings = now;
@@ -204,6 +208,12 @@ impl Control {
             }
             Output::GiveUp(standstill) => {
                 let why = slowdown::why_not(&self.shared, standstill);
+                if self.shared.params().non_convergence == NonConvergence::Postcopy {
+                    let text = format!("precopy does not converge ({why}): the guest goes on in postcopy");
+                    self.shared.tell(&Event::Warning(text));
+                    self.shared.postcopy.want();
+                    return Ok(None);
+                }
                 return Err(MigrationError::NotConverging { why }.into());
             }
             Output::RequestSwitchover => {
@@ -226,9 +236,10 @@ impl Control {
         let was_rearmed = self.rearmed_seen == round.number();
         let began = Instant::now();
         let patience = wake_at.saturating_sub(shared.statistics.lock().clock()).min(WINDOW);
-        let came = self.waits.at_most(patience, || (!was_rearmed && round.is_rearmed()).then_some(()))?;
+        let is_due = || !was_rearmed && round.is_rearmed() || shared.postcopy.is_wanted();
+        let came = self.waits.at_most(patience, || is_due().then_some(()))?;
         let mut snapshot = self.rounds()?.snapshot();
-        if came.is_some() {
+        if came.is_some() && round.is_rearmed() {
             self.rearmed_seen = round.number();
         } else if !patience.is_zero() {
             snapshot.late = Some(began.elapsed().saturating_sub(patience));

@@ -1,4 +1,4 @@
-//! A lost connection is made anew, and precopy goes on over it (specs/extension.md §12).
+//! A lost connection is made anew, and precopy goes on over it (specs/extension.md §13).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -89,6 +89,7 @@ impl Control {
         self.waits.keep_alive(None);
         self.main = None;
         self.multifd.clear();
+        self.preempt = None;
         self.shared.drop_channels();
         self.unthrottle();
         self.hints.end();
@@ -170,6 +171,7 @@ impl Control {
         }
         main.commands(&[Command::OpenReturnPath])?;
         self.count_acknowledgements();
+        self.advise_postcopy()?;
         self.streams = DeviceStreams::begin(&shared, &self.multifd)?;
         if let Some(streams) = &self.streams {
             streams.start(&main, &mut self.workers)?;

@@ -30,6 +30,8 @@ pub(super) struct Rounds {
     is_checkpoint: bool,
     /// Found dirty, and in no round yet.
     next: DirtyBitmaps,
+    /// The same, re-armed since: what of them is written afterwards is in `next`, too.
+    rearmed: Option<DirtyBitmaps>,
     open: OpenRound,
 }
 
@@ -74,6 +76,7 @@ impl Rounds {
             before: None,
             is_checkpoint: false,
             next: DirtyBitmaps::new(&shared.ram),
+            rearmed: None,
             open,
         };
         rounds.enter_round();
@@ -89,6 +92,16 @@ impl Rounds {
     pub(super) fn round_numbered(&self, number: u64) -> Option<Arc<RoundPages>> {
         let rounds = [Some(&self.round), self.before.as_ref()];
         rounds.into_iter().flatten().find(|round| round.number() == number).cloned()
+    }
+
+    /// The last two rounds, oldest first: lanes may be in both.
+    pub(super) fn latest(&self) -> Vec<Arc<RoundPages>> {
+        [self.before.as_ref(), Some(&self.round)].into_iter().flatten().cloned().collect()
+    }
+
+    /// What syncs have found and no round has.
+    pub(super) fn take_next(&mut self) -> DirtyBitmaps {
+        std::mem::replace(&mut self.next, DirtyBitmaps::new(&self.shared.ram))
     }
 
     /// The state at this instant, for the policy.
@@ -142,8 +155,7 @@ impl Rounds {
             self.shared.guest_source.leave_out(&bits);
         }
         let number = self.round.number() + 1;
-        let slices = self.round.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
-        let round = RoundPages::new(number, ram, slices, bits, false);
+        let round = RoundPages::new(number, ram, self.slices(), bits, false);
         let round = Arc::new(if tries_network { round.sending_zeros() } else { round });
         self.before = Some(std::mem::replace(&mut self.round, round));
         self.enter_round();
@@ -179,8 +191,7 @@ impl Rounds {
         let ram = &self.shared.ram;
         let Missing { mut pages, looks_for_absent } = missing;
         pages.or_from(&std::mem::replace(&mut self.next, DirtyBitmaps::new(ram)));
-        let slices = self.round.next_slices().at_most(ram.total_bytes() / PAGE_SIZE as u64);
-        let round = RoundPages::new(self.round.number() + 1, ram, slices, pages, looks_for_absent);
+        let round = RoundPages::new(self.round.number() + 1, ram, self.slices(), pages, looks_for_absent);
         (self.round, self.before) = (Arc::new(round), None);
         let (counts, now) = (self.shared.counters.now(), self.shared.statistics.lock().clock());
         self.open = OpenRound::new(now, counts, false);
@@ -192,21 +203,50 @@ impl Rounds {
         self.give_to_lanes();
     }
 
-    /// The pages of a checkpoint: all that syncs have found. Every slice is re-armed, while the guest stands (clause 7). Lanes get
-    /// it when it is its turn.
-    pub(super) fn make_checkpoint(&mut self) -> Result<Arc<RoundPages>, MigrationError> {
-        let shared = &self.shared;
-        let bits = std::mem::replace(&mut self.next, DirtyBitmaps::new(&shared.ram));
-        let slices = self.round.next_slices().at_most(shared.ram.total_bytes() / PAGE_SIZE as u64);
-        let round = RoundPages::new(self.round.number() + 1, &shared.ram, slices, bits, false);
-        let mut slice = 0;
-        while round.prepare(slice, &shared.ram, shared.vm.dirty_source())? {
-            slice += 1;
+    /// Re-arms what syncs have found while the guest runs, so that less is left for its pause. Gives all pages of which that is so.
+    pub(super) fn rearm_ahead(&mut self) -> Result<&DirtyBitmaps, MigrationError> {
+        let (shared, slices) = (&self.shared, self.slices());
+        let found = std::mem::replace(&mut self.next, DirtyBitmaps::new(&shared.ram));
+        // Known before it is re-armed: none is lost if that fails.
+        let rearmed = self.rearmed.get_or_insert_with(|| DirtyBitmaps::new(&shared.ram));
+        rearmed.or_from(&found);
+        RoundPages::new(0, &shared.ram, slices, DirtyBitmaps::new(&shared.ram), false).rearmed_with(
+            &found,
+            &shared.ram,
+            shared.vm.dirty_source(),
+        )?;
+        Ok(rearmed)
+    }
+
+    /// They are re-armed once more in the pause, where nothing was copied ahead.
+    pub(super) fn forget_ahead(&mut self) {
+        if let Some(rearmed) = self.rearmed.take() {
+            self.next.or_from(&rearmed);
         }
+    }
+
+    /// What syncs have found since then.
+    pub(super) fn found_since(&self) -> &DirtyBitmaps {
+        &self.next
+    }
+
+    /// The pages of a checkpoint: all that syncs have found. All are re-armed, those that were not [before](Rounds::rearm_ahead) while
+    /// the guest stands (clause 7). Lanes get it when it is its turn. The second are the pages that were re-armed now.
+    pub(super) fn make_checkpoint(&mut self) -> Result<(Arc<RoundPages>, DirtyBitmaps), MigrationError> {
+        let shared = &self.shared;
+        let found = std::mem::replace(&mut self.next, DirtyBitmaps::new(&shared.ram));
+        let mut bits = self.rearmed.take().unwrap_or_else(|| DirtyBitmaps::new(&shared.ram));
+        bits.or_from(&found);
+        let round = RoundPages::new(self.round.number() + 1, &shared.ram, self.slices(), bits, false)
+            .rearmed_with(&found, &shared.ram, shared.vm.dirty_source())?;
         self.round = Arc::new(round);
         self.before = None;
         self.is_checkpoint = true;
-        Ok(Arc::clone(&self.round))
+        Ok((Arc::clone(&self.round), found))
+    }
+
+    fn slices(&self) -> SliceSize {
+        self.round.next_slices().at_most(self.shared.ram.total_bytes() / PAGE_SIZE as u64)
     }
 
     /// Whether the guest is stopped.

@@ -19,14 +19,18 @@ impl Control {
             }
             (Action::StopGuest, None) => Fed::GuestStopFailed,
             (Action::ReleaseHooks, _) => Fed::HookReleaseFailed,
-            (Action::SendEof, _) => Fed::EofFailed,
+            (Action::SendEof | Action::SendRun, _) => Fed::EofFailed,
             (Action::AskAgain, _) => Fed::AskFailed,
             (Action::ReacquireHooks, _) => Fed::HooksReacquireFailed,
             (Action::ResumeGuest, _) => Fed::GuestResumeFailed,
             (Action::StopTracking, _) => Fed::TrackingStopFailed,
             (Action::Reconnect, _) => Fed::ReconnectFailed,
             (
-                Action::ReportUndecided(_) | Action::CloseChannels | Action::BreakOff | Action::Finish(_),
+                Action::ReportUndecided(_)
+                | Action::ReportPaused(_)
+                | Action::CloseChannels
+                | Action::BreakOff
+                | Action::Finish(_),
                 _,
             ) => {
                 return self.shared.tell(&Event::Warning(error.to_string()));

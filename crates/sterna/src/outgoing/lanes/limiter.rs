@@ -50,6 +50,14 @@ impl Limiter {
         state.budget.filter(|_| !state.open)
     }
 
+    /// Whether [`Limiter::take`] would wait now.
+    pub(crate) fn is_spent(&self) -> bool {
+        let mut state = self.state.lock();
+        let Some(budget) = state.budget.filter(|_| !state.open) else { return false };
+        state.pass(budget, Instant::now());
+        state.spent >= budget
+    }
+
     /// From now on nobody waits.
     pub(crate) fn open(&self) {
         self.state.lock().open = true;
@@ -69,12 +77,7 @@ impl Limiter {
         let mut began = None;
         while let Some(budget) = state.budget.filter(|_| !state.open) {
             let now = Instant::now();
-            let passed = now.duration_since(state.window);
-            if passed >= WINDOW {
-                let windows = (passed.as_nanos() / WINDOW.as_nanos()) as u64;
-                state.spent = state.spent.saturating_sub(budget.saturating_mul(windows));
-                state.window += WINDOW * u32::try_from(windows).unwrap_or(u32::MAX);
-            }
+            state.pass(budget, now);
             if state.spent < budget {
                 break;
             }
@@ -84,6 +87,18 @@ impl Limiter {
         }
         state.spent += bytes;
         began.map_or(Duration::ZERO, |began: Instant| began.elapsed())
+    }
+}
+
+impl LimiterState {
+    /// Pays back what the windows allow that have passed.
+    fn pass(&mut self, budget: u64, now: Instant) {
+        let passed = now.duration_since(self.window);
+        if passed >= WINDOW {
+            let windows = (passed.as_nanos() / WINDOW.as_nanos()) as u64;
+            self.spent = self.spent.saturating_sub(budget.saturating_mul(windows));
+            self.window += WINDOW * u32::try_from(windows).unwrap_or(u32::MAX);
+        }
     }
 }
 

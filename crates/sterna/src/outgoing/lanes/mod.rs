@@ -92,7 +92,12 @@ impl Lane<'_> {
                 self.counters.absent(taken.run.count);
                 writer.absent_run(taken.run)?;
             } else {
-                self.send_run(taken.run, !round.sends_zeros(), writer)?;
+                let mut rest = Some(taken.run);
+                while let Some(run) = rest {
+                    let (run, others) = run.split(self.reader.together(run));
+                    self.send_run(run, !round.sends_zeros(), writer)?;
+                    rest = others;
+                }
             }
             // A chunk for every packet of pages: neither waits for the end of the other.
             if let Some(chunk) = self.streams.and_then(|streams| streams.outbox.take(self.index)) {

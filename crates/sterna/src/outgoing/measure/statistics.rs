@@ -43,6 +43,10 @@ pub(in crate::outgoing) struct LiveStatistics {
     pub stopped_at: Option<Instant>,
     /// Counts when the guest stopped.
     pub at_stop: Option<Counts>,
+    /// Counts when the guest went on at the destination before its pages were there.
+    pub at_start: Option<Counts>,
+    /// Bytes of pages that follow a guest that runs at the destination.
+    pub following_bytes: u64,
     samples: Vec<Sample>,
     /// As the policy's, which decides by it.
     meter: Meter,
@@ -81,6 +85,8 @@ impl LiveStatistics {
             acknowledged: None,
             stopped_at: None,
             at_stop: None,
+            at_start: None,
+            following_bytes: 0,
             samples: Vec::new(),
             meter: Meter::new(HALF_LIFE, channels),
             shown: Meter::new(SHOWN_HALF_LIFE, channels),
@@ -105,6 +111,7 @@ impl LiveStatistics {
         // Whoever learns of the end asks for the statistics at once.
         if status == Status::Completed {
             self.next_round_bytes = 0;
+            self.following_bytes = 0;
             self.round = None;
             let end = self.acknowledged.unwrap_or_else(Instant::now);
             self.downtime = self.stopped_at.map(|stopped| end.saturating_duration_since(stopped));
@@ -122,6 +129,7 @@ impl LiveStatistics {
     /// Bytes that are still to be sent.
     fn remaining_bytes(&self) -> u64 {
         self.next_round_bytes
+            + self.following_bytes
             + self.round.as_ref().map_or(0, |round| round.remaining_pages()) * PAGE_SIZE as u64
             + self.rdma.queued_bytes()
     }
@@ -218,7 +226,9 @@ impl LiveStatistics {
             transferred_bytes: counts.bytes(),
             multifd_bytes: counts.multifd_bytes,
             precopy_bytes: at_stop.bytes(),
-            downtime_bytes: counts.bytes() - at_stop.bytes(),
+            downtime_bytes: self.at_start.unwrap_or(counts).bytes() - at_stop.bytes(),
+            postcopy_bytes: self.at_start.map_or(0, |at_start| counts.bytes() - at_start.bytes()),
+            postcopy_requests: 0,
             zero_pages: counts.zero_pages,
             normal_pages: counts.normal_pages,
             absent_pages: counts.absent_pages,

@@ -2,7 +2,7 @@
 
 use sterna_ram::{GuestRam, PAGE_SIZE, RamBlock};
 
-use super::pieces::{Piece, bytes};
+use super::pieces::{Piece, bytes, count};
 use crate::error::MigrationError;
 
 /// From so many pages on a second thread is worth its start.
@@ -10,16 +10,14 @@ const PAGES_PER_THREAD: u64 = 1024;
 /// More threads do not copy faster: memory is the limit.
 const MOST_THREADS: u64 = 4;
 
-/// Copies all pieces, which lie side by side in the arena or leave gaps there.
+/// Copies all pieces.
 pub(super) fn copy_all((ram, arena): (&GuestRam, &RamBlock), pieces: &[Piece]) -> Result<(), MigrationError> {
-    let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Ok(()) };
-    let (start, end) = (first.at, last.at + last.run.count);
-    let pages = end - start;
+    let pages = count(pieces);
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let threads = (pages / PAGES_PER_THREAD).clamp(1, MOST_THREADS.min(processors));
     let share = pages.div_ceil(threads).max(1);
     let part = |thread: u64| {
-        let first = start + thread * share;
+        let first = thread * share;
         copy_part((ram, arena), pieces, first..first + share)
     };
     std::thread::scope(|scope| {
@@ -35,16 +33,24 @@ pub(super) fn copy_all((ram, arena): (&GuestRam, &RamBlock), pieces: &[Piece]) -
     })
 }
 
-/// Copies what belongs to these pages of the arena.
+/// Copies these of their pages, counted from the first piece's first.
 fn copy_part(
     (ram, arena): (&GuestRam, &RamBlock),
     pieces: &[Piece],
-    places: std::ops::Range<u64>,
+    pages: std::ops::Range<u64>,
 ) -> Result<(), MigrationError> {
-    let first = pieces.partition_point(|piece| piece.at + piece.run.count <= places.start);
-    for piece in pieces[first..].iter().take_while(|piece| piece.at < places.end) {
-        let skip = places.start.saturating_sub(piece.at);
-        let count = piece.run.count.min(places.end - piece.at) - skip;
+    let mut before = 0;
+    for piece in pieces {
+        let (begin, end) = (before, before + piece.run.count);
+        before = end;
+        if end <= pages.start {
+            continue;
+        }
+        if begin >= pages.end {
+            break;
+        }
+        let skip = pages.start.saturating_sub(begin);
+        let count = piece.run.count.min(pages.end - begin) - skip;
         let length = count as usize * PAGE_SIZE;
         let from = ram.block(piece.run.block).slice(bytes(piece.run.first + skip), length)?;
         from.copy_to_window(&arena.slice(bytes(piece.at + skip), length)?)?;

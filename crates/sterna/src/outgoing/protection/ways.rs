@@ -8,7 +8,7 @@ use sterna_ram::{GuestRam, RamBlock};
 
 use super::copy::copy_all;
 use super::on_write::{CopyOnWrite, Costs, Deferred};
-use super::pieces::Piece;
+use super::pieces::{Piece, count};
 use crate::error::MigrationError;
 
 /// How the dirty pages of a checkpoint are kept for it.
@@ -32,6 +32,8 @@ pub(crate) struct CopyCounts {
     pub(crate) on_write: u64,
     /// Writes that were held until the page was copied.
     pub(crate) held_writes: u64,
+    /// Pages that were copied before the guest stood, and not written since.
+    pub(crate) ahead_pages: u64,
     /// Why pages are copied while the guest stands though they need not be, by the setting.
     pub(crate) why_copied: Option<String>,
 }
@@ -64,6 +66,16 @@ impl Ways {
 
     pub(super) fn counts(&self) -> CopyCounts {
         self.counts.lock().clone()
+    }
+
+    /// Copies pages while the guest runs.
+    pub(super) fn copy_ahead(&self, pieces: &[Piece]) -> Result<(), MigrationError> {
+        copy_all((&self.ram, &self.arena), pieces)
+    }
+
+    /// So many pages that were copied ahead are those of the checkpoint.
+    pub(super) fn stayed(&self, pages: u64) {
+        self.counts.lock().ahead_pages += pages;
     }
 
     /// Before the guest stands. Gives why pages are copied all the same, the first time.
@@ -113,7 +125,7 @@ impl Ways {
         }
         let began = Instant::now();
         copy_all(places, pieces)?;
-        self.costs.lock().copied(count(pieces.iter()), began.elapsed());
+        self.costs.lock().copied(count(&**pieces), began.elapsed());
         Ok(None)
     }
 
@@ -168,7 +180,3 @@ impl Ways {
 
 const EXTERNAL: &str = "this VM does not say that all writes to its guest's memory can be held: other processes or devices \
                         (vhost-user, vfio-user, VFIO) may write it";
-
-fn count<'a>(pieces: impl Iterator<Item = &'a Piece>) -> u64 {
-    pieces.map(|piece| piece.run.count).sum()
-}

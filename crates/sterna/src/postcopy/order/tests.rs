@@ -91,6 +91,19 @@ fn bad_requests_are_refused_and_change_nothing() {
     }
 
     assert!(!order.has_requests());
+
+    let mut order = PageOrder::new(&[64], vec![0]);
+    request(&mut order, 0, 0, 8);
+    // All of it is in the next, which is asked for first where both wait.
+    request(&mut order, 0, 0, 16);
+    assert_eq!(order.take_requested(64).unwrap().count, 8);
+    assert_eq!(order.take_requested(64).unwrap().count, 8);
+    assert!(!order.has_requests());
+    request(&mut order, 0, 16, 32);
+    request(&mut order, 0, 16, 48);
+    order.queue.swap(0, 1);
+    assert_eq!(order.take_requested(64).unwrap().count, 48);
+    assert!(!order.has_requests(), "the other one has nothing left");
 }
 
 #[test]
@@ -176,4 +189,19 @@ fn every_page_goes_out_exactly_once_whatever_is_requested() {
         left.sort_unstable();
         assert_eq!(left, Vec::from_iter(missing), "seed {seed}");
     }
+}
+
+/// Whoever gives way to requests waits as long as there are some.
+#[test]
+fn no_request_is_left_when_the_last_requested_page_was_taken() {
+    let pages = 3 * QUEUE as u64;
+    let mut order = PageOrder::new(&[pages], vec![0]);
+    for page in (0..pages).step_by(2) {
+        order.request(0, page << PAGE_SHIFT, PAGE_SIZE as u64).unwrap();
+    }
+    for _ in 0..pages / 2 {
+        assert!(order.has_requests());
+        assert_eq!(order.take_requested(16).unwrap().count, 1);
+    }
+    assert!(!order.has_requests());
 }

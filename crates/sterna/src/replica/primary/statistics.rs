@@ -21,6 +21,8 @@ pub struct PrimaryStatistics {
     pub device_bytes: u64,
     /// Checkpoints that did not fit the buffer, so that the guest stood until they were sent.
     pub unbuffered: u64,
+    /// Pages that were copied before the guest stood, and not written again until it did.
+    pub copied_ahead: u64,
     /// Checkpoints with pages that were write-protected while the guest stood, and copied when it went on.
     pub copied_on_write: u64,
     /// Writes of the guest that were held until the page was copied.
@@ -89,6 +91,7 @@ impl PrimaryStatistics {
             last_pages: counts.last_pages,
             device_bytes: counts.device_bytes,
             unbuffered: counts.unstaged,
+            copied_ahead: copies.ahead_pages,
             copied_on_write: copies.on_write,
             held_writes: copies.held_writes,
             xbzrle: DeltaStatistics::of(deltas),

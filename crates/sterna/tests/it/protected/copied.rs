@@ -1,5 +1,5 @@
-//! Pages of checkpoints that are copied while the guest stands, or when it goes on: either way they are those of the moment in which it
-//! stood.
+//! Pages of checkpoints that are copied before the guest stands, while it does, or when it goes on: they are those of the moment in which
+//! it stood.
 
 use std::sync::atomic::AtomicU64;
 
@@ -26,6 +26,14 @@ fn fast_writer(backing: Backing) -> ProcessConfig {
     }
 }
 
+/// A guest that is looked at stands for long: it is to run as long in between.
+const HALF_OF_THE_TIME: CheckpointMode = CheckpointMode::Load(50);
+
+/// Four threads that leave most pages as they are for a while.
+fn slow_writer() -> ProcessConfig {
+    ProcessConfig { rate: 5000, ..fast_writer(Backing::Memfd) }
+}
+
 /// A guest whose memory is looked at whenever it stands. By then the standby has the memory of the last time, for it is asked for
 /// room first.
 struct Watched {
@@ -38,15 +46,22 @@ struct Watched {
     /// It is let run for a moment when all is re-armed, and nothing copied or protected: clause 7 of the page order.
     goes_on_early: AtomicBool,
     unarmed: Mutex<DirtyBitmaps>,
+    /// Pages that were re-armed while the guest ran, for the next checkpoint.
+    ahead: Mutex<DirtyBitmaps>,
+    /// What is written of them before the guest stands is not said.
+    hides_late_writes: AtomicBool,
 }
 
 impl Watched {
+    fn is_violated(&self) -> bool {
+        self.goes_on_early.load(Ordering::SeqCst) || self.hides_late_writes.load(Ordering::SeqCst)
+    }
+
     fn look(&self) {
         let now = digest(&self.guest.ram());
         let Some(before) = self.last.lock().replace(now) else { return };
         // What is held may just be on its way into memory.
-        let patience =
-            if self.goes_on_early.load(Ordering::SeqCst) { Duration::from_secs(1) } else { PATIENCE };
+        let patience = if self.is_violated() { Duration::from_secs(1) } else { PATIENCE };
         let begin = Instant::now();
         while digest(&self.there.ram()) != before {
             if begin.elapsed() > patience {
@@ -123,7 +138,19 @@ impl DirtySource for Watched {
         self.guest.dirty_source().stop()
     }
     fn sync(&self, into: &mut DirtyBitmaps) -> Result<SyncReport, DirtyError> {
-        let report = self.guest.dirty_source().sync(into)?;
+        let mut found = DirtyBitmaps::new(&self.guest.ram());
+        let report = self.guest.dirty_source().sync(&mut found)?;
+        if self.guest.run_state() == RunState::Paused {
+            let ahead = std::mem::replace(&mut *self.ahead.lock(), DirtyBitmaps::new(&self.guest.ram()));
+            if self.hides_late_writes.load(Ordering::SeqCst) {
+                for (found, ahead) in found.blocks().iter().zip(ahead.blocks()) {
+                    (0..found.pages()).filter(|page| ahead.get(*page)).for_each(|page| {
+                        found.clear(page);
+                    });
+                }
+            }
+        }
+        into.or_from(&found);
         let mut unarmed = DirtyBitmaps::new(&self.guest.ram());
         unarmed.or_from(into);
         *self.unarmed.lock() = unarmed;
@@ -131,6 +158,12 @@ impl DirtySource for Watched {
     }
     fn rearm(&self, block: usize, first: u64, count: u64, synced: &PageBitmap) -> Result<(), DirtyError> {
         self.guest.dirty_source().rearm(block, first, count, synced)?;
+        if self.guest.run_state() == RunState::Running {
+            let ahead = self.ahead.lock();
+            (first..first + count).filter(|page| synced.get(*page)).for_each(|page| {
+                ahead.block(block).set(page);
+            });
+        }
         let unarmed = self.unarmed.lock();
         let last = unarmed.block(block).clear_range(first, count) > 0 && unarmed.count() == 0;
         if last && self.goes_on_early.load(Ordering::SeqCst) && self.guest.run_state() == RunState::Paused {
@@ -165,6 +198,8 @@ fn watched(config: &ProcessConfig, way: &Way) -> (Pair, Arc<Watched>) {
     let there = ProcessGuest::waiting(there).expect("destination");
     let watched = Arc::new(Watched {
         unarmed: Mutex::new(DirtyBitmaps::new(&guest.ram())),
+        ahead: Mutex::new(DirtyBitmaps::new(&guest.ram())),
+        hides_late_writes: AtomicBool::default(),
         guest: Arc::clone(&guest),
         there: Arc::clone(&there),
         last: Mutex::default(),
@@ -241,6 +276,41 @@ fn checkpoints_that_wait_and_those_that_do_not_fit_are_whole_with_copy_on_write(
         assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)));
         assert_lives_on(&pair.there);
     }
+}
+
+#[test]
+fn pages_that_were_copied_ahead_are_those_of_the_moment_in_which_the_guest_stood() {
+    use CheckpointCopy::{Copy, CopyOnWrite};
+    let ways = [
+        Way { copy: Copy, ..PLAIN },
+        Way { copy: CopyOnWrite, ..PLAIN },
+        Way { copy: Copy, lanes: 2, compression: Compression::Zlib, ..PLAIN },
+        Way { copy: Copy, lanes: 2, delta: true, ..PLAIN },
+    ];
+    for way in ways {
+        let way = Way { delay: Duration::from_millis(50), mode: HALF_OF_THE_TIME, ..way };
+        let (pair, watched) = watched(&slow_writer(), &way);
+        looked_at(&pair, &watched, &way, 8);
+        wait_for("pages that are copied ahead", || pair.primary.statistics().copied_ahead > 2000);
+        pair.primary.hand_over().expect("protected");
+        assert_eq!(pair.primary.wait(), primary::Outcome::HandedOver, "{way:?}: {:?}", pair.primary.state());
+        assert!(matches!(pair.ended_there(), standby::Outcome::Running(_)));
+        assert_eq!(watched.differs.load(Ordering::SeqCst), 0, "{way:?}");
+        assert_lives_on(&pair.there);
+    }
+}
+
+#[test]
+fn write_to_a_page_that_was_copied_ahead_is_noticed_if_nobody_says_it() {
+    let way =
+        Way { copy: CheckpointCopy::Copy, delay: Duration::from_millis(50), mode: HALF_OF_THE_TIME, ..PLAIN };
+    let (pair, watched) = watched(&slow_writer(), &way);
+    looked_at(&pair, &watched, &way, 3);
+    assert_eq!(watched.differs.load(Ordering::SeqCst), 0);
+
+    watched.hides_late_writes.store(true, Ordering::SeqCst);
+
+    wait_for("the violation", || watched.differs.load(Ordering::SeqCst) > 0);
 }
 
 #[test]

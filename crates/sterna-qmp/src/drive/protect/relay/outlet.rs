@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use sterna_transport::{Channel, TransportError};
+use sterna_transport::{Channel, Piece, TransportError};
 
 /// The way to the standby.
 pub(super) struct Outlet {
@@ -17,17 +17,18 @@ pub(super) struct Outlet {
     waits: Arc<Mutex<Option<Instant>>>,
 }
 
-#[derive(Default)]
 struct Outgoing {
     /// QEMU has not answered yet.
     is_asking: bool,
-    /// The last piece, if it waits.
-    last: Vec<u8>,
+    /// The last piece, if it waits; else empty.
+    last: Piece,
 }
 
 impl Outlet {
-    pub(super) fn new(standby: Arc<Channel>) -> Self {
-        Self { standby, state: Mutex::default(), waits: Arc::default() }
+    /// For pieces of `piece_bytes` that come from `qemu`.
+    pub(super) fn new(qemu: &Channel, standby: Arc<Channel>, piece_bytes: usize) -> Self {
+        let last = Piece::between(qemu, &standby, piece_bytes);
+        Self { standby, state: Mutex::new(Outgoing { is_asking: false, last }), waits: Arc::default() }
     }
 
     pub(super) fn waits(&self) -> Arc<Mutex<Option<Instant>>> {
@@ -43,26 +44,24 @@ impl Outlet {
     pub(super) fn answered(&self) -> Result<(), TransportError> {
         let mut state = self.state.lock();
         state.is_asking = false;
-        let last = std::mem::take(&mut state.last);
-        self.write(&last)
+        self.write(&mut state.last)
     }
 
-    /// The next piece.
-    pub(super) fn put(&self, piece: &[u8]) -> Result<(), TransportError> {
+    /// The next piece, which is empty afterwards.
+    pub(super) fn put(&self, piece: &mut Piece) -> Result<(), TransportError> {
         let mut state = self.state.lock();
-        if !state.is_asking {
-            return self.write(piece);
+        if state.is_asking {
+            std::mem::swap(&mut state.last, piece);
         }
-        let before = std::mem::replace(&mut state.last, piece.to_vec());
-        self.write(&before)
+        self.write(piece)
     }
 
-    fn write(&self, bytes: &[u8]) -> Result<(), TransportError> {
-        if bytes.is_empty() {
+    fn write(&self, piece: &mut Piece) -> Result<(), TransportError> {
+        if piece.is_empty() {
             return Ok(());
         }
         *self.waits.lock() = Some(Instant::now());
-        let written = self.standby.write_all(bytes);
+        let written = self.standby.write_piece(piece);
         *self.waits.lock() = None;
         written
     }

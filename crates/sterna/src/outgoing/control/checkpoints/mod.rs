@@ -1,9 +1,10 @@
 //! Checkpoints of a protected guest, after its seeding (`specs/colo.md §3` to §5, `specs/replica.md §4`).
 //!
-//! The guest stands while the last sync is done, its devices are saved and its dirty pages are copied or write-protected; then it goes on,
-//! and the checkpoint travels. Others may be taken meanwhile; they wait for their turn. If the pages do not fit the staging memory although nothing travels,
+//! The guest stands while the last sync is done, its devices are saved and its dirty pages are copied or write-protected, unless they were
+//! copied [before](ahead); then it goes on, and the checkpoint travels. Others may be taken meanwhile; they wait for their turn. If the pages do not fit the staging memory although nothing travels,
 //! the guest stands until they are sent.
 
+mod ahead;
 mod standing;
 mod taking;
 mod travel;
@@ -22,6 +23,7 @@ use crate::outgoing::main_stream::DeviceCollector;
 use crate::outgoing::protection::{Protecting, Seen, Staging, Withholder, counts_from};
 use crate::threads::{call, caught};
 use crate::vm::RunState;
+use ahead::Ahead;
 use taking::{Paused, note_pause};
 use travel::Travel;
 
@@ -41,6 +43,7 @@ struct Checkpoints {
     in_vain: Duration,
     /// The next one does not fit beside those that travel.
     waits_for_room: bool,
+    ahead: Ahead,
 }
 
 /// Ends the copying of checkpoints, also in a panic.
@@ -89,6 +92,7 @@ impl Control {
             began: Instant::now(),
             in_vain: Duration::ZERO,
             waits_for_room: false,
+            ahead: Ahead::default(),
         };
         loop {
             self.await_next(protecting, &mut checkpoints)?;
@@ -119,7 +123,8 @@ impl Control {
                 return Err(error.into());
             }
             let pace = *protecting.pace.lock();
-            let left = due(protecting, now.began).saturating_duration_since(Instant::now());
+            let lead = now.ahead.lead(protecting.counts.lock().last_pages);
+            let left = due(protecting, now.began).saturating_duration_since(Instant::now() + lead);
             let (is_wanted, is_last) = protecting.wanted();
             // Until the first one is held the guest is not protected: it does not wait for an interval.
             let is_due = now.number == 0 || is_wanted || left.is_zero();
@@ -152,6 +157,7 @@ impl Control {
 
     /// Takes a checkpoint. Where one alone may travel, the standby is asked for room first: so it is no older than it has to be.
     fn checkpoint(&mut self, protecting: &Protecting, now: &mut Checkpoints) -> Result<(), Break> {
+        self.copy_ahead(protecting, &mut now.ahead)?;
         now.began = counted(protecting, now.began);
         if protecting.pace.lock().in_flight == 1 && now.travel.is_empty() {
             self.await_room(protecting, &mut now.travel)?;
@@ -165,6 +171,7 @@ impl Control {
         match self.pause(protecting, now.number + 1, &mut now.devices)? {
             Paused::Taken(taken) => {
                 protecting.staging.go_on();
+                now.ahead.paused(taken.late_pages);
                 has_taken(protecting, now, taken.brought(), stopped.elapsed());
                 now.travel.push(taken);
                 Ok(())
@@ -175,6 +182,7 @@ impl Control {
             }
             Paused::NoRoom => {
                 // The guest goes on until those that travel are held; then there may be room.
+                self.drop_ahead(protecting)?;
                 now.in_vain += stopped.elapsed();
                 now.waits_for_room = true;
                 protecting.want(false);

@@ -69,8 +69,8 @@ impl Control {
         number: u64,
         devices: &mut DeviceCollector,
     ) -> Result<Paused, MigrationError> {
-        let found = self.sync()?;
-        if !protecting.staging.has_room(found.next_pages) {
+        self.sync()?;
+        if !protecting.staging.has_room(self.rounds()?.found_since()) {
             return Ok(Paused::NoRoom);
         }
         self.take_synced(protecting, number, (false, true), devices).map(Paused::Taken)
@@ -84,6 +84,7 @@ impl Control {
         is_last: bool,
         devices: &mut DeviceCollector,
     ) -> Result<Taken, MigrationError> {
+        self.drop_ahead(protecting)?;
         self.sync()?;
         self.take_synced(protecting, number, (is_last, false), devices)
     }
@@ -99,15 +100,16 @@ impl Control {
         let shared = Arc::clone(&self.shared);
         MigrationError::check_memory(&shared.ram)?;
         let rounds = self.rounds.as_mut().ok_or_else(super::super::no_rounds)?;
-        let round = rounds.make_checkpoint()?;
+        let (round, late) = rounds.make_checkpoint()?;
         if is_copied {
-            protecting.staging.stage(round.unsent())?;
+            protecting.staging.stage(&late)?;
         }
+        let late_pages = late.count();
         let run_state = self.run_state_before();
         let unsaid = protecting.overseer.end_epoch(number);
         let devices = devices.collect(|stream| self.write_checkpoint(stream, run_state, &unsaid, false))?;
         protecting.overseer.taken(number, is_last)?;
-        Ok(Taken { number, round, devices, is_copied, at: Instant::now() })
+        Ok(Taken { number, round, late_pages, devices, is_copied, at: Instant::now() })
     }
 
     /// Writes all of a checkpoint's sections but the last: the machine's, what changed in its devices' streams, and what the guest said.

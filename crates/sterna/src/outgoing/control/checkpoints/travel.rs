@@ -19,6 +19,8 @@ use crate::outgoing::shared::Shared;
 pub(super) struct Taken {
     pub(super) round: Arc<RoundPages>,
     pub(super) number: u64,
+    /// Pages that were not copied before the guest stood.
+    pub(super) late_pages: u64,
     /// Devices' sections.
     pub(super) devices: CollectedDevices,
     /// Its pages are copied; otherwise the guest stands until they are sent.

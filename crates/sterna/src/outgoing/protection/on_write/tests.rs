@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sterna_ram::{Backing, DirtyBitmaps, PAGE_SIZE};
 
-use super::super::pieces::{bytes, pieces_of};
+use super::super::pieces::{bytes, laid, runs_of};
 use super::*;
 
 const PAGES: u64 = 2048;
@@ -45,7 +45,7 @@ fn defer(
     arena: &RamBlock,
     pages: &DirtyBitmaps,
 ) -> (Arc<[Piece]>, Arc<Deferred>) {
-    let pieces: Arc<[Piece]> = pieces_of(pages, 0).into();
+    let pieces: Arc<[Piece]> = laid(&runs_of(pages), 0).into();
     let (spans, _) = on_write.spans(&pieces, 3);
     let deferred = on_write.defer((ram, arena), Arc::clone(&pieces), &spans).unwrap();
     (pieces, deferred)

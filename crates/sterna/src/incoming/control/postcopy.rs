@@ -1,0 +1,55 @@
+//! The guest runs before its pages are there.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use sterna_proto::destination::{Destination, Event as Fed};
+
+use super::Control;
+use crate::driver::{Driver, Waited};
+use crate::error::MigrationError;
+use crate::incoming::postcopy;
+
+impl Control {
+    /// The guest was started, or taken over paused: the source goes on to send pages.
+    pub(super) fn say_started(&mut self, driver: &Driver<Destination>) {
+        self.take_over_if_paused(driver);
+        if let Err(error) = postcopy::has_started(&self.shared) {
+            tracing::debug!(%error, "return path");
+        }
+    }
+
+    /// EOF has come: waits for what is still on its way on the preempt channel.
+    pub(super) fn finish_pages(&mut self, driver: &Driver<Destination>) {
+        let Some(arriving) = self.shared.postcopy.arriving().map(Arc::clone) else { return };
+        let stall = self.shared.params.limits.stall;
+        let mut seen = (arriving.left(), Instant::now());
+        loop {
+            match driver.wait(postcopy::LOOK, || (arriving.left() == 0).then_some(())) {
+                Waited::Got(()) => break,
+                Waited::Interrupted => return,
+                Waited::TimedOut => {}
+            }
+            let left = arriving.left();
+            if left != seen.0 {
+                seen = (left, Instant::now());
+            } else if seen.1.elapsed() >= stall {
+                let what = format!("the source has ended the stream, and {left} pages did not come");
+                self.shared.note_error(MigrationError::PeerMisbehaved { what });
+                return self.shared.report(Fed::PagesFailed);
+            }
+        }
+        self.shared.postcopy.let_go();
+        self.shared.report(Fed::PagesComplete);
+    }
+
+    /// The connection is gone, and pages are missing. Whoever waits for one waits on.
+    pub(super) fn keep_waiting(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.rounds.stop();
+        self.shared.places.end();
+        self.shared.postcopy.shut_preempt();
+        self.join();
+    }
+}

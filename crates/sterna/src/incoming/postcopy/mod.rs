@@ -1,0 +1,200 @@
+//! A guest that runs here before its pages are there (specs/postcopy.md).
+//!
+//! Until LISTEN memory comes as in any migration. Then the pages that did not come, or that have changed since, are taken
+//! away, and whoever touches one waits. The devices are loaded by a thread of their own, since loading may touch such a page;
+//! the loader goes on to read the main channel and places pages. A thread asks the source for those that are waited for.
+//!
+//! | module | contains |
+//! | --- | --- |
+//! | `faults` | asks for what is waited for |
+//! | `package` | the devices, and RUN |
+//! | `preempt` | the channel of requested pages |
+//!
+//! What they share is in [`super::arriving`].
+
+mod faults;
+mod package;
+pub(super) mod preempt;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_proto::destination::Event as Fed;
+use sterna_ram::PAGE_SIZE;
+use sterna_ram::missing_pages::{MissingPages, MissingPagesError};
+use sterna_wire::extension;
+use sterna_wire::main::MainItem;
+use sterna_wire::return_path::ReturnMessage;
+
+use super::arriving::{ArrivingPages, Commands};
+use super::shared::Shared;
+use super::target::Target;
+use crate::error::MigrationError;
+use crate::pages::RamSink;
+use crate::params::Capabilities;
+use crate::postcopy::page_sizes;
+use crate::settings_error::SettingsError;
+use crate::start_error::StartError;
+use crate::threads::{self, call};
+
+/// Huge pages that are larger would be waited for too long.
+const MOST_PAGE_BYTES: u64 = 2 << 20;
+
+/// Whether this side can take a guest whose pages come later.
+pub(super) fn check(
+    target: &dyn Target,
+    capabilities: &Capabilities,
+    is_file: bool,
+    is_rdma: bool,
+) -> Result<(), StartError> {
+    let Capabilities { postcopy_ram, postcopy_preempt, postcopy_blocktime, mapped_ram, .. } = *capabilities;
+    for (is_on, what) in [(postcopy_preempt, "postcopy_preempt"), (postcopy_blocktime, "postcopy_blocktime")]
+    {
+        if is_on && !postcopy_ram {
+            return Err(SettingsError::NeedsPostcopy { what }.into());
+        }
+    }
+    if !postcopy_ram {
+        return Ok(());
+    }
+    let excluded = [(is_file, "a file"), (is_rdma, "rdma:"), (mapped_ram, "mapped_ram")];
+    if let Some((_, what)) = excluded.into_iter().find(|(is_so, _)| *is_so) {
+        return Err(SettingsError::PostcopyExcludes { what }.into());
+    }
+    if !target.can_run_early() {
+        return Err(SettingsError::PostcopyExcludes { what: "a guest that does not arrive in a VM" }.into());
+    }
+    if let Some(device) = target.needs_all_memory() {
+        return Err(SettingsError::PostcopyExcludesDevice { device }.into());
+    }
+    let refused = |error: MissingPagesError| StartError::Postcopy(error.to_string());
+    let Some(ram) = target.guest() else { return Ok(()) };
+    MissingPages::probe().map_err(refused)?;
+    MissingPages::check(ram).map_err(refused)?;
+    match ram.blocks().iter().find(|block| block.page_bytes() > MOST_PAGE_BYTES) {
+        Some(block) => Err(StartError::Postcopy(format!(
+            "RAM block {:?} lies on huge pages of {} bytes: the guest would wait for a whole one; use pages of 2 MiB or less",
+            block.name(),
+            block.page_bytes()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// ADVISE has come: this side must be able to do it, with pages of the same sizes.
+pub(super) fn advised(shared: &Shared, host: u64, target: u64) -> Result<(), MigrationError> {
+    shared.postcopy.commands.lock().advised(shared.ram_has_begun())?;
+    let Some(ram) = shared.target.guest() else {
+        return Err(MigrationError::Internal("postcopy without a guest's memory".to_owned()));
+    };
+    let ours = page_sizes(ram);
+    if (host, target) == (ours, PAGE_SIZE as u64) {
+        return Ok(());
+    }
+    Err(MigrationError::PeerIncompatible {
+        what: format!(
+            "the source's memory has pages of {host:#x} bytes (all sizes together) and {target:#x} in the stream, this \
+             side's of {ours:#x} and {PAGE_SIZE:#x}: postcopy needs the same kind of memory on both sides"
+        ),
+    })
+}
+
+/// Pages of a block have changed since they came, or did not come.
+pub(super) fn discard(
+    shared: &Shared,
+    block: usize,
+    name: &str,
+    ranges: &[(u64, u64)],
+) -> Result<(), MigrationError> {
+    shared.postcopy.commands.lock().discards()?;
+    shared.report(Fed::PostcopyBegins);
+    let sink = sink(shared)?;
+    let ram = sink.ram();
+    let (length, unit) = (ram.block(block).len_bytes(), ram.block(block).page_bytes());
+    for (start, bytes) in ranges.iter().copied() {
+        let end = start.saturating_add(bytes);
+        if end > length || !start.is_multiple_of(unit) || !end.is_multiple_of(unit) {
+            let what = format!(
+                "the source drops {bytes:#x} bytes at {start:#x} of block {name:?}, which has {length:#x} bytes in pages of \
+                 {unit:#x} (specs/postcopy.md §2)"
+            );
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        sink.forget(block, start / PAGE_SIZE as u64, bytes / PAGE_SIZE as u64);
+    }
+    Ok(())
+}
+
+/// The guest's memory, where pages are put.
+fn sink(shared: &Shared) -> Result<&RamSink, MigrationError> {
+    let missing = || MigrationError::Internal("postcopy without a guest's memory".to_owned());
+    shared.target.ram_sink().ok_or_else(missing)
+}
+
+/// LISTEN: from now on pages that are missing are waited for.
+pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
+    shared.postcopy.commands.lock().listens()?;
+    shared.report(Fed::PostcopyBegins);
+    let preempt = match shared.capabilities.postcopy_preempt {
+        true => Some(preempt::await_channel(shared)?),
+        false => None,
+    };
+    let sink = sink(shared)?;
+    let measures = shared.capabilities.postcopy_blocktime;
+    let arriving = Arc::new(ArrivingPages::begin(sink.ram(), sink.received(), measures)?);
+    shared.postcopy.set_arriving(&arriving);
+    shared.postcopy.keep_fault_thread(faults::spawn(shared, &arriving)?);
+    if let Some(channel) = preempt {
+        spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))?;
+    }
+    Ok(())
+}
+
+/// Takes what a package has in it. Its devices are loaded by another thread.
+pub(super) fn take_package(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result<(), MigrationError> {
+    let items = package::check(items)?;
+    listen(shared)?;
+    spawn(shared, "package", move |shared| package::load(shared, items))
+}
+
+/// Starts a thread that ends with the loading.
+fn spawn(
+    shared: &Arc<Shared>,
+    name: &str,
+    work: impl FnOnce(&Arc<Shared>) -> Result<(), MigrationError> + Send + 'static,
+) -> Result<(), MigrationError> {
+    let (theirs, died) = (Arc::clone(shared), Arc::clone(shared));
+    let work = move || {
+        if let Err(error) = work(&theirs) {
+            theirs.fail(error);
+        }
+        theirs.nudge();
+    };
+    let thread = threads::spawn(name, work, move |error| died.fail(error))?;
+    shared.postcopy.keep_thread(thread);
+    Ok(())
+}
+
+/// The source asks to hear that the guest was started.
+pub(super) fn asked_for_start(shared: &Shared) -> Result<(), MigrationError> {
+    if *shared.postcopy.commands.lock() != Commands::Running {
+        let what = "the source asked whether the guest runs, before RUN".to_owned();
+        return Err(MigrationError::PeerMisbehaved { what });
+    }
+    say_started(shared, shared.postcopy.is_asked_for_start())
+}
+
+/// The guest was started, or taken over paused.
+pub(super) fn has_started(shared: &Shared) -> Result<(), MigrationError> {
+    if let Some(blocktime) = shared.postcopy.arriving().and_then(|arriving| arriving.blocktime()) {
+        blocktime.name_vcpus(&call("TargetVm::threads_of_vcpus", || shared.target.threads_of_vcpus()));
+    }
+    say_started(shared, shared.postcopy.has_started())
+}
+
+fn say_started(shared: &Shared, is_due: bool) -> Result<(), MigrationError> {
+    if is_due { shared.say(&ReturnMessage::Pong(extension::POSTCOPY_STARTED_PING)) } else { Ok(()) }
+}
+
+/// How often it is looked whether anything moves.
+pub(super) const LOOK: Duration = Duration::from_millis(50);

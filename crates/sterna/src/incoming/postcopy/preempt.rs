@@ -1,0 +1,190 @@
+//! The channel of requested pages (specs/postcopy.md §4, specs/extension.md §12).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use sterna_ram::{PAGE_SHIFT, PAGE_SIZE};
+use sterna_transport::{Channel, TransportError};
+use sterna_wire::extension::PreemptHello;
+use sterna_wire::ram::{BareRecord, BareRecordReader};
+
+use crate::error::MigrationError;
+use crate::incoming::arriving::{ArrivingPages, Commands};
+use crate::incoming::greeting::Greeting;
+use crate::incoming::shared::Shared;
+
+const CHANNEL: &str = "preempt channel";
+/// Read at once: some pages.
+const PIECE: usize = 64 << 10;
+/// How often it is looked whether the source's secret has come.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Whether the next connection, whatever it begins with, is the preempt channel of a source that is no Sterna: it may be silent for
+/// long, and says nothing first.
+pub(in crate::incoming) fn takes_any(shared: &Shared) -> bool {
+    shared.capabilities.postcopy_preempt
+        && shared.places.is_complete()
+        && *shared.postcopy.commands.lock() >= Commands::Advised
+        && shared.secret.lock().is_none()
+        && shared.postcopy.preempt.lock().is_none()
+}
+
+/// A connection is the preempt channel: proven by its hello if there is one.
+pub(in crate::incoming) fn take(
+    shared: &Shared,
+    greeting: &Greeting<'_>,
+    says_hello: bool,
+) -> Result<(), MigrationError> {
+    let channel = greeting.channel;
+    if says_hello {
+        let mut bytes = [0; PreemptHello::BYTES];
+        greeting.read_exact(&mut bytes)?;
+        let decoded = PreemptHello::decode(&bytes).map_err(MigrationError::wire(CHANNEL))?;
+        let Some((hello, _)) = decoded else {
+            return Err(MigrationError::Internal("a hello of full length is incomplete".to_owned()));
+        };
+        check(shared, greeting, &hello)?;
+    }
+    let mut place = shared.postcopy.preempt.lock();
+    if place.is_some() {
+        let what =
+            format!("{}: it claims to be the preempt channel, which is connected already", channel.peer());
+        return Err(MigrationError::PeerMisbehaved { what });
+    }
+    shared.begin_waiting_for(channel);
+    *place = Some(Arc::clone(channel));
+    drop(place);
+    shared.postcopy.preempt_came.notify_all();
+    Ok(())
+}
+
+fn check(shared: &Shared, greeting: &Greeting<'_>, hello: &PreemptHello) -> Result<(), MigrationError> {
+    let peer = greeting.channel.peer();
+    let refused =
+        |why: &str| MigrationError::PeerMisbehaved { what: format!("{peer}: a preempt channel {why}") };
+    if !shared.capabilities.postcopy_preempt {
+        return Err(refused("came, and postcopy-preempt is off here"));
+    }
+    // The handover may still be on its way, on the main channel.
+    let until = Instant::now() + Greeting::limit_of(shared.params.limits.setup);
+    loop {
+        let secret = shared.secret.lock().clone();
+        if let Some((id, secret)) = secret {
+            let binding = greeting.channel.tls_binding();
+            let is_ours = hello.migration_id == id.0 && hello.is_authentic(&secret, &binding);
+            return if is_ours { Ok(()) } else { Err(refused("is not this migration's")) };
+        }
+        if Instant::now() >= until || shared.closing.is_cancelled() {
+            return Err(refused("came, and the migration has no secret"));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Waits for it: the source connects it before the package.
+pub(super) fn await_channel(shared: &Shared) -> Result<Arc<Channel>, MigrationError> {
+    let limit = shared.params.limits.setup;
+    let until = Instant::now() + limit;
+    let mut place = shared.postcopy.preempt.lock();
+    loop {
+        if let Some(channel) = &*place {
+            return Ok(Arc::clone(channel));
+        }
+        if shared.is_stopping() {
+            return Err(MigrationError::Cancelled);
+        }
+        let now = Instant::now();
+        if now >= until {
+            let what = "the preempt channel: set postcopy-preempt alike on both sides".to_owned();
+            return Err(MigrationError::Limit { what, after: limit });
+        }
+        shared.postcopy.preempt_came.wait_for(&mut place, (until - now).min(Duration::from_millis(50)));
+    }
+}
+
+/// Places what comes, until the source closes the channel.
+pub(super) fn receive(
+    shared: &Shared,
+    channel: &Channel,
+    arriving: &ArrivingPages,
+) -> Result<(), MigrationError> {
+    let table = &shared.layout()?.table;
+    let mut records = BareRecordReader::new();
+    let (mut buffer, mut piece) = (Vec::with_capacity(2 * PIECE), vec![0; PIECE]);
+    let mut position = 0;
+    loop {
+        let mut at = 0;
+        while let Some(used) = take_record(shared, arriving, table, &mut records, &buffer[at..])
+            .map_err(|error| error.at(position + at as u64))?
+        {
+            at += used;
+        }
+        buffer.drain(..at);
+        position += at as u64;
+        let count = match channel.read_some(&mut piece) {
+            // Whoever has what it needs asks for nothing.
+            Err(TransportError::Stalled { .. }) if !shared.is_stopping() => continue,
+            Err(_) if shared.is_stopping() => return Ok(()),
+            other => other?,
+        };
+        shared.received_bytes.fetch_add(count as u64, Ordering::Relaxed);
+        if count == 0 {
+            return match buffer.is_empty() {
+                // Whether all that was asked for has come is seen at the end.
+                true => Ok(()),
+                false => {
+                    let what = format!("the preempt channel ended inside a record, at byte {position}");
+                    Err(MigrationError::Transport(what, None))
+                }
+            };
+        }
+        buffer.extend_from_slice(&piece[..count]);
+    }
+}
+
+/// Why a record could not be taken.
+enum Bad {
+    Wire(sterna_wire::WireError),
+    Other(MigrationError),
+}
+
+impl Bad {
+    fn at(self, position: u64) -> MigrationError {
+        match self {
+            Self::Wire(error) => MigrationError::wire(CHANNEL)(error.at(position)),
+            Self::Other(error) => error,
+        }
+    }
+}
+
+/// Takes one record from the front of `bytes`; gives how many bytes it took, `None` if it is not all there.
+fn take_record(
+    shared: &Shared,
+    arriving: &ArrivingPages,
+    table: &sterna_wire::multifd::BlockTable,
+    records: &mut BareRecordReader,
+    bytes: &[u8],
+) -> Result<Option<usize>, Bad> {
+    let mut next = records.clone();
+    let Some((record, used)) = next.decode(table, bytes).map_err(Bad::Wire)? else { return Ok(None) };
+    let used = match record {
+        BareRecord::Zero { block, offset } => {
+            arriving.zero(block, offset >> PAGE_SHIFT).map_err(Bad::Other)?;
+            shared.zero_pages.fetch_add(1, Ordering::Relaxed);
+            used
+        }
+        BareRecord::Page { block, offset } => {
+            let Some(content) = bytes.get(used..used + PAGE_SIZE) else { return Ok(None) };
+            arriving.page(block, offset >> PAGE_SHIFT, content).map_err(Bad::Other)?;
+            shared.normal_pages.fetch_add(1, Ordering::Relaxed);
+            used + PAGE_SIZE
+        }
+        BareRecord::End => used,
+    };
+    *records = next;
+    if arriving.left() == 0 {
+        shared.nudge();
+    }
+    Ok(Some(used))
+}

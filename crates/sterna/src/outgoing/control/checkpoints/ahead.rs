@@ -1,0 +1,116 @@
+//! What of a checkpoint is done before its pause: most of its dirty pages are re-armed and copied while the guest still runs.
+//!
+//! In the pause those are copied that were written since, so it is as long as the guest's last moments need, not its whole epoch. A guest
+//! that writes the same pages again all the time gains nothing: then its pages are copied in the pause alone, and it is tried again later.
+
+use std::time::{Duration, Instant};
+
+use super::super::Control;
+use crate::error::MigrationError;
+use crate::interruption::Break;
+use crate::outgoing::protection::Protecting;
+
+/// Fewer pages are copied in the pause: it takes less than a millisecond.
+const LEAST_PAGES: u64 = 512;
+/// Checkpoints in a row that are copied in the pause alone after one of which most pages were written again.
+const SKIPPED: u32 = 16;
+
+/// Whether it pays, and how long it takes.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// Pages that were copied for the next checkpoint.
+    copied: u64,
+    /// How long before a checkpoint is due it begins.
+    lead: Duration,
+    skip: u32,
+}
+
+impl Ahead {
+    /// How long before a checkpoint is due it begins, after one with so many pages.
+    pub(super) fn lead(&self, last_pages: u64) -> Duration {
+        if self.pays(last_pages) { self.lead } else { Duration::ZERO }
+    }
+
+    fn pays(&self, last_pages: u64) -> bool {
+        self.skip == 0 && last_pages >= LEAST_PAGES
+    }
+
+    fn has_copied(&mut self, pages: u64, took: Duration) {
+        self.copied = pages;
+        self.lead = (self.lead * 3 + took) / 4;
+    }
+
+    /// The checkpoint was taken, and `pages` were copied or protected in its pause.
+    pub(super) fn paused(&mut self, pages: u64) {
+        let copied = std::mem::take(&mut self.copied);
+        self.skip = match copied {
+            0 => self.skip.saturating_sub(1),
+            _ if pages > copied / 2 => SKIPPED,
+            _ => 0,
+        };
+    }
+}
+
+impl Control {
+    /// Re-arms and copies what is dirty now, if that pays.
+    pub(super) fn copy_ahead(&mut self, protecting: &Protecting, ahead: &mut Ahead) -> Result<(), Break> {
+        if !ahead.pays(protecting.counts.lock().last_pages) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        MigrationError::check_memory(&self.shared.ram)?;
+        self.sync()?;
+        let pages = self.rounds()?.rearm_ahead()?;
+        let count = pages.count();
+        match protecting.staging.stage_ahead(pages)? {
+            true => ahead.has_copied(count, began.elapsed()),
+            false => self.drop_ahead(protecting)?,
+        }
+        Ok(())
+    }
+
+    /// All is copied in the pause, or not at all.
+    pub(super) fn drop_ahead(&mut self, protecting: &Protecting) -> Result<(), MigrationError> {
+        protecting.staging.drop_ahead();
+        self.rounds()?.forget_ahead();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANY: u64 = 10_000;
+
+    #[test]
+    fn pages_are_copied_ahead_where_few_of_them_are_written_again() {
+        let mut ahead = Ahead::default();
+        assert!(!ahead.pays(LEAST_PAGES - 1));
+        for _ in 0..30 {
+            assert!(ahead.pays(MANY));
+            ahead.has_copied(MANY, Duration::from_millis(8));
+            ahead.paused(MANY / 10);
+        }
+        let lead = ahead.lead(MANY);
+        assert!(lead > Duration::from_millis(7) && lead <= Duration::from_millis(8), "{lead:?}");
+        assert_eq!(ahead.lead(LEAST_PAGES - 1), Duration::ZERO);
+    }
+
+    #[test]
+    fn where_most_are_written_again_it_is_tried_seldom() {
+        let mut ahead = Ahead::default();
+        let mut tries = 0;
+        for _ in 0..170 {
+            if ahead.pays(MANY) {
+                tries += 1;
+                ahead.has_copied(MANY, Duration::from_millis(8));
+            }
+            ahead.paused(MANY * 3 / 4);
+        }
+        assert_eq!(tries, 10);
+        ahead.has_copied(MANY, Duration::from_millis(8));
+        ahead.paused(MANY);
+        assert_eq!(ahead.lead(MANY), Duration::ZERO);
+    }
+}

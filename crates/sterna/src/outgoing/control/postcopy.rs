@@ -1,0 +1,269 @@
+//! Postcopy: the guest goes on at the destination, and its pages follow (specs/postcopy.md).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna_proto::source::{Cause, Event as Fed, Refusal, Source};
+use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
+use sterna_transport::Channel;
+use sterna_wire::extension::{self, Features, PreemptHello};
+use sterna_wire::main::{Command, encode_end};
+
+use super::Control;
+use crate::error::MigrationError;
+use crate::events::{Event, SwitchoverStep};
+use crate::interruption::Break;
+use crate::outgoing::postcopy::Background;
+use crate::outgoing::postcopy::package::{discards, package, round_up};
+use crate::outgoing::postcopy::sender::PageSender;
+use crate::outgoing::shared::Shared;
+use crate::postcopy::answers::PACKAGE_PING;
+use crate::postcopy::page_sizes;
+use crate::threads::call;
+use crate::vm::RunState;
+
+/// For so long the background waits before it is looked whether something else is to be done.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+impl Control {
+    /// Tells the destination that postcopy may come. It must be able to do it: that is found out while the guest runs here.
+    pub(super) fn advise_postcopy(&mut self) -> Result<(), MigrationError> {
+        let shared = Arc::clone(&self.shared);
+        if !shared.capabilities.postcopy_ram {
+            return Ok(());
+        }
+        let peer = shared.driver.inspect(Source::peer);
+        if peer.sterna {
+            check_peer(Features(peer.features), shared.capabilities.postcopy_preempt)?;
+        }
+        let sizes = page_sizes(&shared.ram);
+        self.main()?.commands(&[Command::PostcopyAdvise(Some((sizes, PAGE_SIZE as u64)))])
+    }
+
+    /// Requests the switch, if an operator or the policy wants it. True: the guest is about to be stopped.
+    pub(super) fn switch_if_wanted(&mut self) -> Result<bool, Break> {
+        let shared = Arc::clone(&self.shared);
+        if !shared.postcopy.is_wanted() {
+            return Ok(false);
+        }
+        self.hints.stop();
+        if shared.capabilities.postcopy_preempt && self.preempt.is_none() {
+            self.preempt = Some(connect_preempt(&shared)?);
+        }
+        let guest_running = call("SourceVm::run_state", || shared.vm.run_state()) == RunState::Running;
+        match shared.feed(Fed::PostcopyRequested { guest_running }) {
+            Ok(()) => {
+                // Lanes end with the chunk that they have, before the guest stops.
+                shared.limiter.open();
+                self.rounds()?.latest().iter().for_each(|round| round.abandon());
+                Ok(true)
+            }
+            // Precopy goes on until the destination is ready.
+            Err(Refusal::AcknowledgementsMissing { .. }) => Ok(false),
+            Err(refusal) => Err(MigrationError::Internal(refusal.to_string()).into()),
+        }
+    }
+
+    /// Performs `SendFinalState` of a guest whose pages follow it: which pages the destination drops. Then it gets the devices.
+    pub(super) fn send_final_state_of_postcopy(&mut self) -> Result<(), Break> {
+        let (shared, main) = (Arc::clone(&self.shared), self.main()?);
+        self.rounds()?.open_last();
+        let unsent = self.end_rounds()?;
+        self.step(SwitchoverStep::LastPages);
+        MigrationError::check_memory(&shared.ram)?;
+        let sections = self.collect_devices()?;
+        let is_sterna = shared.driver.inspect(Source::peer).sterna;
+        self.package = package(&sections, is_sterna)?;
+        self.step(SwitchoverStep::Devices);
+        main.with(|stream| {
+            stream.forget_block();
+            shared.guest_source.send_switchover_start(stream)?;
+            stream.commands(&discards(&shared.ram, &unsent))
+        })?;
+        shared.postcopy.begin(&unsent);
+        let counters = Arc::clone(&shared.counters);
+        let sender = PageSender::new(shared.ram.clone(), counters, &main, self.preempt.clone());
+        let (answering, theirs) = (sender.clone(), Arc::clone(&shared));
+        self.workers.spawn("requested pages", move || {
+            if let Err(error) = answering.answer(&theirs.postcopy) {
+                theirs.fail(error);
+            }
+        })?;
+        self.page_sender = Some(sender);
+        MigrationError::check_same_ram(&call("Vm::ram", || shared.vm.ram()), &shared.ram)?;
+        // For a QEMU this is the commit.
+        MigrationError::check_memory(&shared.ram)?;
+        shared.report(Fed::FinalStateSent);
+        Ok(())
+    }
+
+    /// Lanes send no page more. Gives the pages that the destination lacks: unsent, or written since.
+    fn end_rounds(&mut self) -> Result<DirtyBitmaps, Break> {
+        let shared = Arc::clone(&self.shared);
+        let rounds = self.rounds()?.latest();
+        for round in rounds.iter().filter(|round| round.number() > shared.lanes.queue.last_flushed()) {
+            self.run_dry(round)?;
+        }
+        shared.lanes.queue.end();
+        self.sync()?;
+        self.step(SwitchoverStep::LastSync);
+        let mut unsent = self.rounds()?.take_next();
+        for round in &rounds {
+            unsent.or_from(round.unsent());
+        }
+        round_up(&shared.ram, &unsent);
+        Ok(unsent)
+    }
+
+    fn collect_devices(&mut self) -> Result<Vec<u8>, MigrationError> {
+        let (shared, run_state) = (Arc::clone(&self.shared), self.run_state_before());
+        let mut collector = self.main()?.with(|stream| Ok(stream.device_collector()))?;
+        let collected = collector.collect(|stream| shared.guest_source.send_devices(stream, run_state))?;
+        Ok(collected.sections)
+    }
+
+    /// The destination gets the devices, and loads them; pages that it needs for that go out meanwhile.
+    pub(super) fn send_package(&mut self) -> Result<(), MigrationError> {
+        let package = std::mem::take(&mut self.package);
+        self.main()?.with(|stream| {
+            stream.send(|out| {
+                Command::Ping(PACKAGE_PING).encode(out)?;
+                // It was held against the limit when it was made.
+                Command::Packaged(package.len() as u32).encode(out)?;
+                out.extend_from_slice(&package);
+                Ok(())
+            })
+        })?;
+        self.waits.was_not_silent();
+        Ok(())
+    }
+
+    /// Performs `SendRun`. The machine has committed: whatever happens here, the guest stays stopped.
+    pub(super) fn send_run(&mut self) {
+        self.step(SwitchoverStep::Prepare);
+        let is_sterna = self.shared.driver.inspect(Source::peer).sterna;
+        let sent = match is_sterna {
+            true => self.main().and_then(|main| {
+                main.commands(&[Command::PostcopyRun, Command::Ping(extension::POSTCOPY_STARTED_PING)])
+            }),
+            false => self.send_package(),
+        };
+        match sent {
+            Ok(()) => self.shared.report(Fed::EofSent),
+            Err(error) => {
+                self.shared.note_error(error);
+                self.shared.report(Fed::EofFailed);
+            }
+        }
+    }
+
+    /// Performs `SendPages`: until none is left.
+    pub(super) fn send_pages(&mut self) -> Result<(), Break> {
+        let (shared, main) = (Arc::clone(&self.shared), self.main()?);
+        self.note_start();
+        {
+            let mut statistics = shared.statistics.lock();
+            statistics.at_start = Some(shared.counters.now());
+            statistics.following_bytes = shared.postcopy.left_bytes();
+            (statistics.round, statistics.next_round_bytes) = (None, 0);
+        }
+        let Some(sender) = self.page_sender.clone() else {
+            return Err(MigrationError::Internal("pages follow, and nobody sends them".to_owned()).into());
+        };
+        let limiter = &shared.postcopy.limiter;
+        loop {
+            self.waits.until(|| (!limiter.is_spent()).then_some(()))?;
+            let next = shared.postcopy.next_background(PATIENCE, sender.is_alone(), || sender.is_full());
+            match next {
+                Background::Run(run) => {
+                    limiter.take(run.count * PAGE_SIZE as u64);
+                    sender.send(run)?;
+                    let counts = shared.counters.now();
+                    let mut statistics = shared.statistics.lock();
+                    statistics.following_bytes = shared.postcopy.left_bytes();
+                    statistics.observe(counts);
+                    drop(statistics);
+                    self.waits.was_not_silent();
+                }
+                Background::Wait => self.waits.idle(),
+                Background::Done => break,
+            }
+        }
+        shared.postcopy.ends();
+        shared.report(Fed::PagesSent);
+        sender.close_preempt();
+        main.with(|stream| {
+            stream.ram_part(true, false)?;
+            stream.send(|out| {
+                encode_end(out);
+                Ok(())
+            })
+        })?;
+        for channel in &self.multifd {
+            if let Err(error) = channel.say_goodbye() {
+                tracing::debug!(%error, "end of a multifd channel");
+            }
+        }
+        Ok(())
+    }
+
+    /// The destination runs the guest, and the connection broke.
+    pub(super) fn report_paused(&mut self, cause: Cause) {
+        let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
+        let left = self.shared.postcopy.left_bytes() / PAGE_SIZE as u64;
+        let text = format!(
+            "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits there when \
+             it needs a page that did not come; {left} pages were not sent, and some may have been lost on their way. Keep this \
+             process: it alone has them. The guest does not run here any more; when it is complete there, or lost, decide \
+             destination-runs"
+        );
+        self.shared.tell(&Event::Warning(text));
+    }
+}
+
+/// Whether a Sterna destination is set for it.
+fn check_peer(features: Features, wants_preempt: bool) -> Result<(), MigrationError> {
+    let incompatible = |what: &str| Err(MigrationError::PeerIncompatible { what: what.to_owned() });
+    if !features.contains(Features::POSTCOPY) {
+        return incompatible(
+            "postcopy-ram is on here and off at the destination: switch it on there, or off here",
+        );
+    }
+    match (wants_preempt, features.contains(Features::PREEMPT)) {
+        (true, false) => incompatible("postcopy-preempt is on here and off at the destination: set it alike"),
+        (false, true) => incompatible("postcopy-preempt is off here and on at the destination: set it alike"),
+        _ => Ok(()),
+    }
+}
+
+/// Opens the channel of requested pages. A Sterna is told whose it is.
+fn connect_preempt(shared: &Shared) -> Result<Arc<Channel>, MigrationError> {
+    let params = shared.params();
+    let setup = params.limits.setup;
+    let channel =
+        Channel::connect_with(&shared.to, params.tls.as_ref(), setup, &shared.connecting, |channel| {
+            channel.set_stall_limit(Some(params.limits.stall));
+            shared.adopt(channel)
+        })?;
+    if shared.driver.inspect(Source::peer).sterna {
+        let identity = &shared.identity;
+        let mut hello = Vec::new();
+        PreemptHello::new(identity.id, &identity.secret, &channel.tls_binding()).encode(&mut hello);
+        channel.write_all(&hello)?;
+    }
+    Ok(channel)
+}
+
+impl Shared {
+    /// The destination says that it has started the guest: a Sterna when it was asked, a QEMU when the devices are loaded.
+    pub(in crate::outgoing) fn destination_started(&self) -> Result<(), MigrationError> {
+        let is_due = self.driver.inspect(|machine| machine.is_postcopy() && machine.state().is_committed());
+        if !is_due {
+            let what = "it said that the guest was started, and nobody had told it to".to_owned();
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        self.statistics.lock().acknowledged.get_or_insert_with(std::time::Instant::now);
+        self.report(Fed::DestinationStarted);
+        Ok(())
+    }
+}

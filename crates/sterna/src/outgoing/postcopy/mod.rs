@@ -1,0 +1,265 @@
+//! A guest that runs at its destination before its pages are there: the source's pages, and who wants which (specs/postcopy.md).
+//!
+//! The guest stands here for good from the commit on, so its pages do not change any more: they are sent from where they are.
+
+pub(super) mod package;
+pub(super) mod sender;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
+
+use super::lanes::limiter::Limiter;
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::postcopy::order::PageOrder;
+
+/// Requested pages that go out in one write.
+const REQUESTED_AT_ONCE: u64 = 16;
+/// How often it is looked whether the channel takes more.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// What an outgoing migration keeps of postcopy.
+pub(super) struct Postcopy {
+    is_wanted: AtomicBool,
+    /// EOF is about to go out: nothing may follow it.
+    has_ended: AtomicBool,
+    /// `max-postcopy-bandwidth`: of pages that nobody asks for.
+    pub(super) limiter: Limiter,
+    following: Mutex<Following>,
+    changed: Condvar,
+}
+
+/// The pages that follow the guest.
+#[derive(Default)]
+struct Following {
+    /// Which are left, and their order; from the package on.
+    order: Option<PageOrder>,
+    /// The block of the request before.
+    last: Option<usize>,
+    /// Requested pages that were taken and are not written yet.
+    on_their_way: u64,
+    requests: u64,
+    is_over: bool,
+}
+
+/// What the background does next.
+pub(super) enum Background {
+    /// Sends these pages.
+    Run(PageRun),
+    /// Looks again.
+    Wait,
+    /// No page is left.
+    Done,
+}
+
+impl Postcopy {
+    pub(super) fn new(bytes_per_second: u64) -> Self {
+        Self {
+            is_wanted: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            limiter: Limiter::new(bytes_per_second),
+            following: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// From now on the switch is due.
+    pub(super) fn want(&self) {
+        self.is_wanted.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Ordering::Acquire)
+    }
+
+    /// EOF is about to go out.
+    pub(super) fn ends(&self) {
+        self.has_ended.store(true, Ordering::Release);
+    }
+
+    /// Whether EOF is about to go out, or has.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// From now on pages may be asked for. `unsent`: those that the destination lacks.
+    pub(super) fn begin(&self, unsent: &DirtyBitmaps) {
+        self.following.lock().order = Some(PageOrder::of_unsent(unsent.blocks()));
+    }
+
+    /// Bytes of pages that are left.
+    pub(super) fn left_bytes(&self) -> u64 {
+        self.following.lock().order.as_ref().map_or(0, PageOrder::unsent_pages) << PAGE_SHIFT
+    }
+
+    /// Requests that came.
+    pub(super) fn requests(&self) -> u64 {
+        self.following.lock().requests
+    }
+
+    /// The destination wants pages, of the block of the request before if it names none.
+    pub(super) fn request(
+        &self,
+        ram: &GuestRam,
+        block: Option<&str>,
+        start: u64,
+        length: u64,
+    ) -> Result<(), MigrationError> {
+        let mut following = self.following.lock();
+        let last = match block {
+            Some(name) => ram.blocks().iter().position(|known| known.name() == name),
+            None => following.last,
+        };
+        let Some(order) = following.order.as_mut() else {
+            return Err(wrong("pages before it was told to listen".to_owned()));
+        };
+        let Some(block) = last else {
+            return Err(wrong(match block {
+                Some(name) => format!("pages of block {name:?}, and there is none"),
+                None => "pages without naming a block first".to_owned(),
+            }));
+        };
+        let name = ram.block(block).name();
+        order
+            .request(block, start, length)
+            .map_err(|why| wrong(format!("{length:#x} bytes at {start:#x} of block {name:?}: {why}")))?;
+        following.last = Some(block);
+        following.requests += 1;
+        drop(following);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The next requested pages. `None`: the connection has ended.
+    pub(super) fn next_requested(&self) -> Option<PageRun> {
+        let mut following = self.following.lock();
+        loop {
+            if following.is_over {
+                return None;
+            }
+            let run = following.order.as_mut().and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
+            if run.is_some() {
+                following.on_their_way += 1;
+                return run;
+            }
+            self.changed.wait(&mut following);
+        }
+    }
+
+    /// Requested pages were written.
+    pub(super) fn has_sent_requested(&self) {
+        self.following.lock().on_their_way -= 1;
+        self.changed.notify_all();
+    }
+
+    /// What the background does next, after `patience` at most. `gives_way`: requested pages use the same channel, and go first;
+    /// `is_full` says whether much lies before them already.
+    pub(super) fn next_background(
+        &self,
+        patience: Duration,
+        gives_way: bool,
+        is_full: impl Fn() -> bool,
+    ) -> Background {
+        let until = Instant::now() + patience;
+        let mut following = self.following.lock();
+        loop {
+            let is_busy = following.on_their_way > 0;
+            let Some(order) = following.order.as_mut() else { return Background::Done };
+            let has_requests = order.has_requests() || is_busy;
+            if !(gives_way && (has_requests || is_full())) {
+                match order.take_background() {
+                    Some(run) => return Background::Run(run),
+                    None if !has_requests => return Background::Done,
+                    None => {}
+                }
+            }
+            if Instant::now() >= until {
+                return Background::Wait;
+            }
+            self.changed.wait_for(&mut following, LOOK);
+        }
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn stop(&self) {
+        self.following.lock().is_over = true;
+        self.changed.notify_all();
+        self.limiter.open();
+    }
+}
+
+fn wrong(what: String) -> MigrationError {
+    MigrationError::PeerMisbehaved { what: format!("the destination wants {what} (specs/postcopy.md §3)") }
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_ram::RamBlock;
+
+    use super::*;
+
+    fn guest() -> (GuestRam, DirtyBitmaps) {
+        let block = |name, pages: u64| RamBlock::without_memory(name, pages << PAGE_SHIFT).unwrap();
+        let ram = GuestRam::new(vec![block("m0", 256), block("rom", 16)]).unwrap();
+        let unsent = DirtyBitmaps::new(&ram);
+        unsent.set_all();
+        (ram, unsent)
+    }
+
+    #[test]
+    fn bad_requests_are_refused_by_name_and_take_nothing() {
+        let (ram, unsent) = guest();
+        let postcopy = Postcopy::new(0);
+        let early = postcopy.request(&ram, Some("m0"), 0, 4096).unwrap_err();
+        assert!(early.to_string().contains("listen"), "{early}");
+        postcopy.begin(&unsent);
+        for (block, start, length, word) in [
+            (None, 0, 4096, "naming a block"),
+            (Some("vga"), 0, 4096, "\"vga\""),
+            (Some("rom"), 16 << 12, 4096, "only has"),
+            (Some("rom"), 1, 4096, "whole number"),
+            (Some("rom"), 0, 0, "empty"),
+            (Some("rom"), u64::MAX - 4095, 4096, "only has"),
+        ] {
+            let error = postcopy.request(&ram, block, start, length).unwrap_err();
+            let is_said = error.to_string().contains(word) || error.to_string().contains("has only");
+            assert!(is_said && matches!(error, MigrationError::PeerMisbehaved { .. }), "{error}");
+        }
+        assert_eq!(postcopy.requests(), 0);
+    }
+
+    #[test]
+    fn a_million_requests_for_a_page_are_one() {
+        let (ram, unsent) = guest();
+        let postcopy = Postcopy::new(0);
+        postcopy.begin(&unsent);
+        for _ in 0..1_000_000 {
+            postcopy.request(&ram, Some("m0"), 5 << 12, 4096).unwrap();
+        }
+        assert_eq!(postcopy.next_requested().map(|run| (run.first, run.count)), Some((5, 1)));
+        postcopy.request(&ram, None, 5 << 12, 4096).unwrap();
+        postcopy.stop();
+        assert_eq!(postcopy.next_requested(), None, "it was sent");
+    }
+
+    #[test]
+    fn background_gives_way_to_requests_on_its_channel_and_ends_when_all_is_written() {
+        let (ram, unsent) = guest();
+        let postcopy = Postcopy::new(0);
+        postcopy.begin(&unsent);
+        postcopy.request(&ram, Some("rom"), 0, 16 << 12).unwrap();
+        let next = |gives_way| postcopy.next_background(Duration::ZERO, gives_way, || false);
+        assert!(matches!(next(true), Background::Wait));
+        assert!(matches!(next(false), Background::Run(PageRun { block: 0, first: 0, .. })));
+        assert!(postcopy.next_requested().is_some());
+        assert!(matches!(next(true), Background::Wait), "taken, and not written");
+        while let Background::Run(_) = next(false) {}
+        assert!(matches!(next(false), Background::Wait), "the end does not overtake it");
+        postcopy.has_sent_requested();
+        assert!(matches!(next(true), Background::Done));
+        assert_eq!(postcopy.left_bytes(), 0);
+    }
+}

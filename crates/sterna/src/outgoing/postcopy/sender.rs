@@ -1,0 +1,121 @@
+//! Sends pages of a guest that stands here, out of its memory without a copy.
+
+use std::sync::Arc;
+
+use sterna_ram::{GuestRam, PAGE_SIZE};
+use sterna_transport::Channel;
+use sterna_wire::ram::RamRecordWriter;
+
+use super::Postcopy;
+use crate::error::MigrationError;
+use crate::order::PageRun;
+use crate::outgoing::main_channel::MainChannel;
+use crate::outgoing::main_stream::PagesPart;
+use crate::outgoing::measure::Counters;
+
+/// Bytes of other pages that may wait in the kernel before a requested page on the same channel.
+const QUEUED_BYTES: u64 = 512 << 10;
+
+/// The channels that pages go over.
+#[derive(Clone)]
+pub(in crate::outgoing) struct PageSender {
+    ram: GuestRam,
+    main: Arc<MainChannel>,
+    /// For requested pages, if the destination has it.
+    preempt: Option<Arc<Channel>>,
+    counters: Arc<Counters>,
+}
+
+impl PageSender {
+    pub(in crate::outgoing) fn new(
+        ram: GuestRam,
+        counters: Arc<Counters>,
+        main: &Arc<MainChannel>,
+        preempt: Option<Arc<Channel>>,
+    ) -> Self {
+        Self { ram, main: Arc::clone(main), preempt, counters }
+    }
+
+    /// Whether requested pages use the same channel as the others.
+    pub(in crate::outgoing) fn is_alone(&self) -> bool {
+        self.preempt.is_none()
+    }
+
+    /// Whether so much waits on the main channel that a requested page would come late.
+    pub(in crate::outgoing) fn is_full(&self) -> bool {
+        self.main.channel.as_ref().is_some_and(|channel| channel.unsent_bytes() > QUEUED_BYTES)
+    }
+
+    /// Sends pages that nobody asked for.
+    pub(in crate::outgoing) fn send(&self, run: PageRun) -> Result<(), MigrationError> {
+        let counts = self.counters.moving(|| {
+            self.main.with(|stream| {
+                let mut counts = (0, 0);
+                stream.ram_pages(|records, part| {
+                    counts = put(&self.ram, run, records, part)?;
+                    Ok(())
+                })?;
+                Ok(counts)
+            })
+        })?;
+        self.counters.pages(counts.0, counts.1);
+        Ok(())
+    }
+
+    /// Sends pages that are waited for.
+    pub(in crate::outgoing) fn send_requested(&self, run: PageRun) -> Result<(), MigrationError> {
+        let Some(channel) = &self.preempt else { return self.send(run) };
+        // The first record of each write names its block.
+        let (mut records, mut part) = (RamRecordWriter::new(), PagesPart::default());
+        let (normal, zero) = put(&self.ram, run, &mut records, &mut part)?;
+        let (parts, length) = part.parts();
+        channel.write_parts(&parts)?;
+        self.counters.main(length as u64);
+        self.counters.pages(normal, zero);
+        Ok(())
+    }
+
+    /// Sends what is asked for, until the connection ends.
+    pub(in crate::outgoing) fn answer(&self, postcopy: &Postcopy) -> Result<(), MigrationError> {
+        while let Some(run) = postcopy.next_requested() {
+            let sent = self.send_requested(run);
+            postcopy.has_sent_requested();
+            sent?;
+        }
+        Ok(())
+    }
+
+    /// No page goes over the channel of requested pages any more.
+    pub(in crate::outgoing) fn close_preempt(&self) {
+        if let Some(channel) = &self.preempt
+            && let Err(error) = channel.finish_writing()
+        {
+            // The destination has asked for nothing more.
+            tracing::debug!(%error, "end of the preempt channel");
+        }
+    }
+}
+
+/// Appends the records of `run`: pages with content, and zero pages.
+fn put<'a>(
+    ram: &'a GuestRam,
+    run: PageRun,
+    records: &mut RamRecordWriter,
+    part: &mut PagesPart<'a>,
+) -> Result<(u64, u64), MigrationError> {
+    let block = ram.block(run.block);
+    let (mut normal, mut zero) = (0, 0);
+    for page in run.first..run.end() {
+        let (content, offset) = (block.page(page)?, page * PAGE_SIZE as u64);
+        let wire = MigrationError::wire("RAM");
+        if content.is_zero()? {
+            records.zero(run.block, block.name(), offset, &mut part.bytes).map_err(wire)?;
+            zero += 1;
+        } else {
+            records.page_header(run.block, block.name(), offset, &mut part.bytes).map_err(wire)?;
+            part.page(content);
+            normal += 1;
+        }
+    }
+    Ok((normal, zero))
+}

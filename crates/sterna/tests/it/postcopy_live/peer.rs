@@ -1,0 +1,316 @@
+//! Peers made by hand: a source and a destination as a QEMU would be, and as it would not.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use sterna::ram::PAGE_SIZE;
+use sterna::{Address, SourceVm, Vm};
+use sterna_guests::process::ProcessGuest;
+use sterna_wire::global_state::{self, GlobalState};
+use sterna_wire::main::{
+    BodyKind, Command, Configuration, Expectations, FileHeader, MainDecoder, MainItem, SectionHeader,
+    SectionKind, Step, encode_end, encode_footer, encode_length_prefixed, encode_section_part,
+};
+use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::return_path::ReturnMessage;
+
+use crate::support::port;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A source without precopy: all pages follow the guest.
+pub struct HandMadeSource {
+    pub main: TcpStream,
+    to: Address,
+    guest: std::sync::Arc<ProcessGuest>,
+    heard: Vec<u8>,
+}
+
+impl HandMadeSource {
+    /// The guest stands.
+    pub fn of(guest: &std::sync::Arc<ProcessGuest>, to: &Address) -> Self {
+        guest.stop().unwrap();
+        let main = connect(to);
+        Self { main, to: to.clone(), guest: guest.clone(), heard: Vec::new() }
+    }
+
+    pub fn write(&mut self, fill: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = Vec::new();
+        fill(&mut bytes);
+        // Whoever has been refused hears it, and reads no more.
+        let _ = self.main.write_all(&bytes);
+    }
+
+    /// Up to the block list and an empty PART.
+    pub fn open(&mut self, page_sizes: u64) {
+        let configuration =
+            Configuration { machine_type: self.guest.machine_type(), ..Configuration::default() };
+        let blocks = self.guest.ram();
+        let blocks =
+            blocks.blocks().iter().map(|block| BlockEntry::new(block.name(), block.len_bytes())).collect();
+        self.write(|out| {
+            FileHeader.encode(out);
+            configuration.encode(out).unwrap();
+            let advise = Command::PostcopyAdvise(Some((page_sizes, PAGE_SIZE as u64)));
+            for command in [Command::OpenReturnPath, Command::Ping(1), advise] {
+                command.encode(out).unwrap();
+            }
+            SectionHeader { id: 1, name: "ram", instance: 0, version: 4 }.encode_start(out).unwrap();
+            BlockList { blocks }.encode(out).unwrap();
+            RamRecordWriter::eos(out);
+            encode_footer(1, out);
+            encode_section_part(1, false, out);
+            RamRecordWriter::eos(out);
+            encode_footer(1, out);
+            Command::Ping(0x10).encode(out).unwrap();
+        });
+    }
+
+    pub fn hear_pong(&mut self, value: u32) {
+        loop {
+            match self.hear() {
+                Some(ReturnMessage::Pong(heard)) if heard == value => return,
+                Some(_) => {}
+                None => panic!("closed before the answer to PING {value:#x}"),
+            }
+        }
+    }
+
+    /// The next message; `None`: the destination has closed.
+    pub fn hear(&mut self) -> Option<ReturnMessage> {
+        loop {
+            if let Some((message, used)) = ReturnMessage::decode(&self.heard).unwrap() {
+                self.heard.drain(..used);
+                return Some(message);
+            }
+            let mut piece = [0; 4096];
+            match self.main.read(&mut piece) {
+                Ok(0) | Err(_) => return None,
+                Ok(count) => self.heard.extend_from_slice(&piece[..count]),
+            }
+        }
+    }
+
+    /// The destination has given up: SHUT 1, or nothing any more.
+    pub fn hear_refusal(&mut self) {
+        while let Some(message) = self.hear() {
+            match message {
+                ReturnMessage::Shut(0) => panic!("it has everything?"),
+                ReturnMessage::Shut(_) => return,
+                _ => {}
+            }
+        }
+    }
+
+    pub fn preempt(&self) -> TcpStream {
+        connect(&self.to)
+    }
+
+    /// Every page is dropped.
+    pub fn discard_all(&mut self) {
+        let ram = self.guest.ram();
+        self.write(|out| {
+            Command::SwitchoverStart.encode(out).unwrap();
+            for block in ram.blocks() {
+                let ranges = vec![(0, block.len_bytes())];
+                Command::PostcopyDiscard { block: block.name().into(), ranges }.encode(out).unwrap();
+            }
+        });
+    }
+
+    /// The devices' sections.
+    pub fn devices(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let state = GlobalState { run_state: "running".into(), suspended: Some(false) }.encode().unwrap();
+        let (name, instance, version) =
+            (global_state::SECTION_NAME, global_state::SECTION_INSTANCE, global_state::SECTION_VERSION);
+        SectionHeader { id: 2, name, instance, version }.encode_full(&mut out).unwrap();
+        out.extend_from_slice(&state);
+        encode_footer(2, &mut out);
+        for (id, device) in (3..).zip(self.guest.devices()) {
+            let name = device.name();
+            let header =
+                SectionHeader { id, name: &name, instance: device.instance(), version: device.version() };
+            header.encode_full(&mut out).unwrap();
+            encode_length_prefixed(&device.save().unwrap(), &mut out).unwrap();
+            encode_footer(id, &mut out);
+        }
+        out
+    }
+
+    /// LISTEN, `devices`, and these commands.
+    pub fn package(&mut self, devices: &[u8], commands: &[Command]) {
+        let mut inner = Vec::new();
+        Command::PostcopyListen.encode(&mut inner).unwrap();
+        inner.extend_from_slice(devices);
+        commands.iter().for_each(|command| command.encode(&mut inner).unwrap());
+        self.packaged(&inner);
+    }
+
+    pub fn packaged(&mut self, inner: &[u8]) {
+        self.write(|out| {
+            Command::Packaged(inner.len() as u32).encode(out).unwrap();
+            out.extend_from_slice(inner);
+        });
+    }
+
+    /// All up to RUN, as a QEMU does it. The guest runs at the destination then.
+    pub fn hand_over(&mut self) {
+        self.open(PAGE_SIZE as u64);
+        self.hear_pong(0x10);
+        self.discard_all();
+        let devices = self.devices();
+        self.package(&devices, &[Command::Ping(3), Command::Ping(0x42), Command::PostcopyRun]);
+        self.hear_pong(0x42);
+    }
+
+    /// A page as a record.
+    pub fn record(&self, writer: &mut RamRecordWriter, block: usize, page: u64, out: &mut Vec<u8>) {
+        let ram = self.guest.ram();
+        let name = ram.block(block).name();
+        let mut content = [0; PAGE_SIZE];
+        ram.block(block).read(page * PAGE_SIZE as u64, &mut content).unwrap();
+        if content == [0; PAGE_SIZE] {
+            return writer.zero(block, name, page * PAGE_SIZE as u64, out).unwrap();
+        }
+        writer.page_header(block, name, page * PAGE_SIZE as u64, out).unwrap();
+        out.extend_from_slice(&content);
+    }
+
+    /// A PART with these pages.
+    pub fn pages(&mut self, pages: impl Iterator<Item = (usize, u64)>) {
+        let mut out = Vec::new();
+        encode_section_part(1, false, &mut out);
+        let mut writer = RamRecordWriter::new();
+        pages.for_each(|(block, page)| self.record(&mut writer, block, page, &mut out));
+        RamRecordWriter::eos(&mut out);
+        encode_footer(1, &mut out);
+        let _ = self.main.write_all(&out);
+    }
+
+    /// Every page, in order.
+    pub fn every_page(&self) -> Vec<(usize, u64)> {
+        let ram = self.guest.ram();
+        let blocks = ram.blocks().iter().enumerate();
+        blocks.flat_map(|(index, block)| (0..block.pages()).map(move |page| (index, page))).collect()
+    }
+
+    pub fn end(&mut self) {
+        self.write(|out| {
+            encode_section_part(1, true, out);
+            RamRecordWriter::eos(out);
+            encode_footer(1, out);
+            encode_end(out);
+        });
+    }
+}
+
+/// A destination that reads the main channel and answers by hand.
+pub struct HandMadeDestination {
+    listener: TcpListener,
+    pub main: Option<TcpStream>,
+    decoder: MainDecoder,
+    buffer: Vec<u8>,
+    /// Pages that came on the main channel: block, offset, content.
+    pub pages: Vec<(usize, u64, Vec<u8>)>,
+}
+
+impl HandMadeDestination {
+    pub fn new() -> Self {
+        let knows = |name: &str, _: u32, _: u32, _: SectionKind| match name {
+            "ram" => BodyKind::Ram,
+            global_state::SECTION_NAME => BodyKind::FixedLength(global_state::BODY_BYTES),
+            _ => BodyKind::LengthPrefixed { most: 1 << 20 },
+        };
+        let expect = Expectations { postcopy: true, ..Expectations::default() };
+        Self {
+            listener: TcpListener::bind("127.0.0.1:0").unwrap(),
+            main: None,
+            decoder: MainDecoder::new(Box::new(knows), expect),
+            buffer: Vec::new(),
+            pages: Vec::new(),
+        }
+    }
+
+    pub fn address(&self) -> Address {
+        format!("tcp:127.0.0.1:{}", self.listener.local_addr().unwrap().port()).parse().unwrap()
+    }
+
+    pub fn accept(&self) -> TcpStream {
+        let (stream, _) = self.listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+    }
+
+    pub fn say(&mut self, message: &ReturnMessage) {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes).unwrap();
+        let _ = self.main.as_mut().unwrap().write_all(&bytes);
+    }
+
+    /// The next element; pages are kept, and PINGs echoed. `None`: the source has closed.
+    pub fn next(&mut self) -> Option<MainItem> {
+        if self.main.is_none() {
+            self.main = Some(self.accept());
+        }
+        loop {
+            match self.decoder.next(&self.buffer).unwrap() {
+                Step::Item { item, consumed } => {
+                    self.buffer.drain(..consumed);
+                    match &item {
+                        MainItem::Command(Command::Ping(value)) => self.say(&ReturnMessage::Pong(*value)),
+                        MainItem::Zero { block, offset } => {
+                            self.pages.push((*block, *offset, vec![0; PAGE_SIZE]));
+                            continue;
+                        }
+                        MainItem::PagePayloadFollows { block, offset } => {
+                            while self.buffer.len() < PAGE_SIZE {
+                                self.fill()?;
+                            }
+                            self.pages.push((*block, *offset, self.buffer.drain(..PAGE_SIZE).collect()));
+                            self.decoder.payload_consumed();
+                            continue;
+                        }
+                        _ => {}
+                    }
+                    return Some(item);
+                }
+                Step::Partial { consumed } => {
+                    self.buffer.drain(..consumed);
+                }
+                Step::NeedMore(_) => self.fill()?,
+                Step::End => return None,
+            }
+        }
+    }
+
+    /// Reads on to the element that is so.
+    pub fn until(&mut self, what: impl Fn(&MainItem) -> bool) -> MainItem {
+        loop {
+            let item = self.next().expect("the source has closed");
+            if what(&item) {
+                return item;
+            }
+        }
+    }
+
+    fn fill(&mut self) -> Option<()> {
+        let mut piece = vec![0; 64 << 10];
+        match self.main.as_mut()?.read(&mut piece) {
+            Ok(count) if count > 0 => {
+                self.buffer.extend_from_slice(&piece[..count]);
+                Some(())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn connect(to: &Address) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port(to))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
