@@ -6,8 +6,8 @@ use std::io::Read;
 use std::path::Path;
 use sterna_wire::colo::Message;
 use sterna_wire::extension::{
-    Handover, Holds, MigrationSecret, PreemptHello, ReconnectAnswer, ReconnectChannel, ReconnectHello, Status,
-    StatusAnswer, StatusQuestion, encode_held,
+    Handover, Holds, MigrationSecret, PreemptHello, ReconnectAnswer, ReconnectChannel, ReconnectHello,
+    Status, StatusAnswer, StatusQuestion, encode_held,
 };
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{

@@ -65,7 +65,9 @@ fn a_loss_in_the_switch_is_not_waited_for_and_one_before_it_is() {
         lost.handle(NOW, event).expect("not refused");
     }
     assert!(lost.is_postcopy() && !lost.would_reconnect());
-    for after in [&[GO][..], &[GO, E::GuestStopped { was_running: true }, E::HooksReleased, E::FinalStateSent]] {
+    for after in
+        [&[GO][..], &[GO, E::GuestStopped { was_running: true }, E::HooksReleased, E::FinalStateSent]]
+    {
         let mut machine = machine.clone();
         for event in after.iter().chain(&[E::ConnectionLost]) {
             machine.handle(NOW, *event).expect("not refused");
