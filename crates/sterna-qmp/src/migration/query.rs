@@ -33,8 +33,8 @@ pub fn status_word(status: Status) -> &'static str {
     }
 }
 
-/// The source's side. `downtime_limit` is what the pause may take.
-pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Value {
+/// The source's side. `downtime_limit` is what the pause may take, `window` what a lost connection may.
+pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration, window: Duration) -> Value {
     let mut info = Map::new();
     let status = statistics.status;
     if status == Status::None {
@@ -65,7 +65,7 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Val
     if let Some(rdma) = &statistics.rdma {
         info.insert("x-sterna-rdma".into(), rdma::outgoing(rdma));
     }
-    if let Some(reconnect) = reconnect(statistics) {
+    if let Some(reconnect) = reconnect(statistics, window) {
         info.insert("x-sterna-reconnect".into(), reconnect);
     }
     if let Some(error) = &statistics.error {
@@ -114,8 +114,8 @@ pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
 }
 
 /// Connections that were lost; `None` if there was none. `disconnected` is there while the connection is being made anew: milliseconds
-/// since it was lost.
-fn reconnect(statistics: &Statistics) -> Option<Value> {
+/// since it was lost, and with it `remaining`: those until the migration is given up.
+fn reconnect(statistics: &Statistics, window: Duration) -> Option<Value> {
     let Statistics { reconnections, disconnected, .. } = statistics;
     if reconnections.is_empty() && disconnected.is_none() {
         return None;
@@ -129,6 +129,7 @@ fn reconnect(statistics: &Statistics) -> Option<Value> {
     });
     if let Some(since) = disconnected {
         shown["disconnected"] = milliseconds(*since);
+        shown["remaining"] = milliseconds(window.saturating_sub(*since));
     }
     Some(shown)
 }

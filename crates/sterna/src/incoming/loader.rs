@@ -273,11 +273,8 @@ impl<'a> Loader<'a> {
                 self.shared.report(Fed::PrepareRead);
                 Ok(())
             }
-            Command::Ping(extension::DEVICE_STREAMS_PING) => {
-                self.has_stream_credit = true;
-                // After the grants: whoever got none by then has no counterpart here.
-                self.shared.streams.begin_credit(|message| self.shared.say(message))?;
-                self.pong(extension::DEVICE_STREAMS_PING)
+            Command::Ping(ping @ (extension::DEVICE_STREAMS_PING | extension::STREAMS_ANEW_PING)) => {
+                self.begin_streams(ping)
             }
             Command::Ping(extension::MEMORY_PING) => {
                 memory::expect(self.shared)?;
@@ -323,6 +320,22 @@ impl<'a> Loader<'a> {
                 what: format!("the source sent {other:?}, which this side does not support"),
             }),
         }
+    }
+
+    /// The source keeps to what devices' streams are granted.
+    fn begin_streams(&mut self, ping: u32) -> Result<(), MigrationError> {
+        if ping == extension::STREAMS_ANEW_PING {
+            if self.has_stream_credit || self.shared.lobby.session() == 0 {
+                let what =
+                    "devices' streams begin anew where none was lost (specs/extension.md §8)".to_owned();
+                return Err(MigrationError::PeerMisbehaved { what });
+            }
+            self.shared.streams.begin_anew()?;
+        }
+        self.has_stream_credit = true;
+        // After the grants: whoever got none by then has no counterpart here.
+        self.shared.streams.begin_credit(|message| self.shared.say(message))?;
+        self.pong(ping)
     }
 
     /// Answers a PING; a Sterna's question who this is, twice.

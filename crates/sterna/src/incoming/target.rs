@@ -30,8 +30,9 @@ pub(crate) trait Target: Send + Sync {
         false
     }
     /// The connection was lost, and the source will come back: forgets what came of devices, and that RAM has ended. Pages stay.
-    fn forget_devices(&self) -> Result<(), MigrationError> {
-        Ok(())
+    /// Whether anything had come.
+    fn forget_devices(&self) -> Result<bool, MigrationError> {
+        Ok(false)
     }
     /// Whether the guest's RAM is memory of this process, so that it can be loaded from a file to where it is.
     fn is_in_memory(&self) -> bool {

@@ -95,7 +95,7 @@ impl Target for VmTarget {
         true
     }
 
-    fn forget_devices(&self) -> Result<(), MigrationError> {
+    fn forget_devices(&self) -> Result<bool, MigrationError> {
         let mut loaded = self.loaded.lock();
         // The machines were compared, and are the same.
         let compared = |(name, _): &(String, u32)| name == COMPATIBILITY_SECTION;
@@ -103,7 +103,10 @@ impl Target for VmTarget {
         loaded.devices.retain(compared);
         (loaded.ram, loaded.run) = (false, None);
         drop(loaded);
-        if has_devices { caught("TargetVm::reset", || self.vm.reset()) } else { Ok(()) }
+        if has_devices {
+            caught("TargetVm::reset", || self.vm.reset())?;
+        }
+        Ok(has_devices)
     }
 
     fn ram_sink(&self) -> Option<&RamSink> {

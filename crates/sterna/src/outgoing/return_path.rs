@@ -19,7 +19,7 @@ const CHANNEL: &str = "return path";
 
 /// Works until the destination closes, misbehaves, or the channel is shut down.
 pub(super) fn read(shared: &Shared, channel: &Arc<Channel>, rdma: Option<&RdmaSource>) {
-    let mut reader = Reader { shared, channel, features: None, is_colo: false };
+    let mut reader = Reader { shared, channel, features: None, is_colo: false, silent: 0 };
     if let Err(error) = reader.run() {
         shared.fail(rdma.map_or(Ok(()), RdmaSource::check).err().unwrap_or(error));
     }
@@ -31,6 +31,8 @@ struct Reader<'a> {
     features: Option<Features>,
     /// The seeding is acknowledged.
     is_colo: bool,
+    /// For so many limits on silence nothing came, though the destination was asked for a sign of life.
+    silent: u32,
 }
 
 impl Reader<'_> {
@@ -40,10 +42,13 @@ impl Reader<'_> {
         loop {
             let mut chunk = [0; 1024];
             let count = match self.channel.read_some(&mut chunk) {
-                // How long an answer may take is the machine's business; silence alone is no fault.
-                Err(TransportError::Stalled { .. }) => continue,
+                Err(TransportError::Stalled { .. }) => {
+                    self.check_silence()?;
+                    continue;
+                }
                 other => other?,
             };
+            self.silent = 0;
             if count == 0 {
                 let why = match (position, self.channel.is_tls()) {
                     (0, true) => {
@@ -68,6 +73,23 @@ impl Reader<'_> {
                 position += self.take_colo(&mut buffer, position)?;
             }
         }
+    }
+
+    /// How long an answer may take is the machine's business; silence alone is no fault. But a guest that stands need not wait for
+    /// an answer that cannot come, where the connection can be made anew: keep-alives, which are answered at once, are all that
+    /// this side sends then.
+    fn check_silence(&mut self) -> Result<(), MigrationError> {
+        use sterna_proto::source::Source;
+        let is_asked = |machine: &Source| {
+            machine.would_reconnect() && matches!(machine.state(), State::Preparing | State::PreSwitchover)
+        };
+        self.silent = if self.shared.driver.inspect(is_asked) { self.silent + 1 } else { 0 };
+        // In the first of them it may not have been asked yet.
+        if self.silent < 2 {
+            return Ok(());
+        }
+        let what = "the destination answers no keep-alive, and the guest stands".to_owned();
+        Err(MigrationError::Transport(what, None))
     }
 
     /// After the acknowledgement of a seeding the standby says nothing but COLO's messages. Gives the bytes that were taken.
@@ -173,7 +195,7 @@ impl Reader<'_> {
                 self.shared.memory_is_expected.store(true, Ordering::Release);
                 self.shared.driver.nudge();
             }
-            extension::DEVICE_STREAMS_PING => {
+            extension::DEVICE_STREAMS_PING | extension::STREAMS_ANEW_PING => {
                 if let Some(streams) = &*self.shared.streams.lock() {
                     streams.all_granted()?;
                 }

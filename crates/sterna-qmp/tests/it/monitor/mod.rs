@@ -12,6 +12,7 @@ mod parameters;
 mod python;
 mod rdma;
 mod rdma_engine;
+mod reconnect;
 mod refusals;
 mod session;
 mod support;

@@ -17,14 +17,26 @@ impl Control {
         shared.tell(&Event::ConnectionLost { why: why.clone() });
         self.lost = Some((Instant::now(), why));
         shared.places.suspend();
-        let forgotten = shared.streams.end_load().and_then(|()| shared.target.forget_devices());
-        if let Err(error) = forgotten {
+        if let Err(error) = self.forget_devices() {
             return shared.fail_waiting(error);
         }
-        shared.streams.restart();
         shared.begin_again();
         shared.stopping.store(false, Ordering::Release);
         shared.lobby.open();
+    }
+
+    /// What came of devices is as old as their stop, which the source takes back. Of their streams, what was read before stays.
+    fn forget_devices(&self) -> Result<(), MigrationError> {
+        let shared = &self.shared;
+        let had_come = shared.target.forget_devices()?;
+        // On the main channel all of a stream comes after the stop.
+        if had_come || !shared.capabilities.multifd {
+            shared.streams.end_load()?;
+            shared.streams.restart();
+        } else {
+            shared.streams.suspend();
+        }
+        Ok(())
     }
 
     /// The source did not come back.

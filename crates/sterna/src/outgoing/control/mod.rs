@@ -309,7 +309,7 @@ impl Control {
         match call("SourceVm::stop", || self.shared.vm.stop()) {
             Ok(()) => {
                 self.ran_before = was_running;
-                let devices = match &self.streams {
+                let devices = match &mut self.streams {
                     Some(streams) => streams.stop(&mut self.waits),
                     None => Ok(()),
                 };
@@ -390,6 +390,9 @@ impl Control {
         self.workers.join();
         if let Some(streams) = self.streams.take() {
             streams.end();
+        }
+        if let Some(streams) = self.reconnecting.streams.take() {
+            streams.end(&self.shared);
         }
         if let Some(streams) = self.epoch_streams.take() {
             streams.end();

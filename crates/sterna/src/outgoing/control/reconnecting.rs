@@ -20,7 +20,6 @@ use crate::params::Parameters;
 use crate::precopy::{Begun, FIXED_DOWNTIME, Input};
 use crate::reconnect::{DialError, Dialled, Dialling, Missing, Unconfirmed, block_pages, give_up};
 use crate::stats::Reconnection;
-use crate::streams::Streamed;
 
 /// One attempt takes no longer: a handshake whose first packet was lost is begun anew sooner than the kernel would.
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -38,14 +37,6 @@ impl Control {
         }
         if !peer.contains(Features::RECONNECT) {
             shared.tell(&Event::Warning(why_not(peer)));
-            return Ok(());
-        }
-        if let Some(device) = Streamed::of(&shared.vm.devices()).first() {
-            let why = format!(
-                "x-sterna-reconnect-window has no effect, and a lost connection ends the migration: {device} has a stream, which \
-                 cannot begin in the middle"
-            );
-            shared.tell(&Event::Warning(why));
             return Ok(());
         }
         let _ = shared.unconfirmed.set(Unconfirmed::new(&shared.ram));
@@ -82,9 +73,7 @@ impl Control {
     pub(super) fn break_off(&mut self) {
         self.shared.break_session();
         self.workers.join();
-        if let Some(streams) = self.streams.take() {
-            streams.end();
-        }
+        self.reconnecting.streams = self.streams.take().and_then(DeviceStreams::suspend);
         *self.shared.streams.lock() = None;
         self.waits.keep_alive(None);
         self.main = None;
@@ -172,7 +161,7 @@ impl Control {
         main.commands(&[Command::OpenReturnPath])?;
         self.count_acknowledgements();
         self.advise_postcopy()?;
-        self.streams = DeviceStreams::begin(&shared, &self.multifd)?;
+        self.streams = DeviceStreams::begin_again(&shared, &self.multifd, self.reconnecting.streams.take())?;
         if let Some(streams) = &self.streams {
             streams.start(&main, &mut self.workers)?;
         }

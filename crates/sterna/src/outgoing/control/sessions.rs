@@ -1,5 +1,6 @@
 //! What the control thread knows of a migration's sessions.
 
+use crate::outgoing::streams::Suspended;
 use crate::reconnect::Dialled;
 
 /// What is known of lost connections.
@@ -9,6 +10,8 @@ pub(super) struct Reconnecting {
     pub(super) session: u32,
     /// Channels of a session that has not begun.
     pub(super) dialled: Option<Dialled>,
+    /// Devices' streams of the session that was lost, if they can go on.
+    pub(super) streams: Option<Suspended>,
     /// The number of the round with which the policy began anew, less 1.
     pub(super) rounds_before: u64,
 }

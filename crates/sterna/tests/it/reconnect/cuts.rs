@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::*;
 use crate::certificates::good_directory;
 use crate::common::{multifd, parameters};
-use crate::support::bank::{Bank, Calls};
 use sterna::{Compression, Tls, TlsCredentials, TlsEndpoint, ZeroPageDetection};
 
 /// Cuts at `points` places; most of them must have struck.
@@ -75,23 +74,6 @@ fn connection_is_made_anew_over_tls() {
         let bench = Bench::between(vms, (&here, &there), capabilities, filter);
         assert!(bench.arrives() >= 1);
     }
-}
-
-#[test]
-fn device_with_a_stream_is_named_and_a_lost_connection_ends_the_migration() {
-    let calls = Calls::default();
-    let bank = Arc::new(Bank::new(0, 7, 100_000, 50_000, &calls));
-    let waiting = Arc::new(bank.waiting(&calls));
-    let (source, target) = common::pair(&crate::support::small());
-    let vms = (TestVm::with_banks(source, vec![bank]), TestVm::with_banks(target, vec![waiting]));
-    let (params, capabilities) = surviving(multifd(2));
-    let filter = after_bytes(300_000, (Line::Lane(0), Way::Forward), Verdict::Cut, 1);
-    let bench = Bench::between(vms, (&params, &params), capabilities, filter);
-
-    let (outcome, arrival) = (bench.migration.wait(), bench.incoming.wait());
-    crate::support::assert_failed(&outcome, &arrival, &bench.source, &bench.target);
-    let told = crate::support::warnings(&bench.told.events());
-    assert!(told.iter().any(|text| text.contains("has no effect") && text.contains("bank")), "{told:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod cuts;
 mod ends;
 mod strangers;
+mod streams;
 mod switchover;
 
 use std::sync::Arc;
@@ -89,6 +90,33 @@ fn after_bytes(at: u64, (line, way): (Line, Way), verdict: Verdict, times: usize
         // Somewhere inside of what was written at once.
         piece.truncate(piece.len().div_ceil(2));
         verdict
+    })
+}
+
+/// PING *prepare*.
+const PREPARE: &[u8] = &[0x53, 0x54, 0x4e, 0x03];
+
+/// Cuts all connections where the first of these words passes on the main channel, then where the second does, and so on: behind it, or
+/// before its last byte.
+fn at_words(way: Way, including: bool, words: &'static [&'static [u8]]) -> Filter {
+    let (mut last, mut words) = (Vec::new(), words.iter());
+    let mut next = words.next();
+    Box::new(move |line, going, offset, piece| {
+        let Some(word) = next.filter(|_| line == Line::Main && going == way) else { return Verdict::Pass };
+        if offset == 0 {
+            last.clear();
+        }
+        let known = last.len();
+        last.extend_from_slice(piece);
+        let Some(at) = last.windows(word.len()).position(|window| window == *word) else {
+            last.drain(..last.len().saturating_sub(word.len() - 1));
+            return Verdict::Pass;
+        };
+        next = words.next();
+        let end = at + word.len() - usize::from(!including);
+        piece.truncate(end.saturating_sub(known));
+        last.clear();
+        Verdict::Cut
     })
 }
 

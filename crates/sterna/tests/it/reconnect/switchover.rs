@@ -4,27 +4,9 @@ use super::*;
 use crate::common::{multifd, parameters};
 use crate::support::small;
 
-/// PING *prepare*.
-const PREPARE: &[u8] = &[0x53, 0x54, 0x4e, 0x03];
-
 /// Cuts all connections where *prepare* or its answer passes, once: behind it, or before its last byte.
 fn at_prepare(way: Way, including: bool) -> Filter {
-    let (mut last, mut done) = (Vec::new(), false);
-    Box::new(move |line, going, _, piece| {
-        if done || line != Line::Main || going != way {
-            return Verdict::Pass;
-        }
-        let known = last.len();
-        last.extend_from_slice(piece);
-        let Some(at) = last.windows(PREPARE.len()).position(|window| window == PREPARE) else {
-            last.drain(..last.len().saturating_sub(PREPARE.len() - 1));
-            return Verdict::Pass;
-        };
-        done = true;
-        let end = at + PREPARE.len() - usize::from(!including);
-        piece.truncate(end.saturating_sub(known));
-        Verdict::Cut
-    })
+    at_words(way, including, &[PREPARE])
 }
 
 fn survives(settings: (Parameters, Capabilities), filter: Filter) {
@@ -63,5 +45,35 @@ fn guest_survives_the_loss_of_the_answer_to_prepare() {
     for settings in [multifd(2), (parameters(), Capabilities::default())] {
         let filter = at_prepare(Way::Back, false);
         survives(surviving(settings), filter);
+    }
+}
+
+#[test]
+fn guest_that_stands_while_the_network_falls_silent_runs_on() {
+    for settings in [multifd(2), (parameters(), Capabilities::default())] {
+        let (params, capabilities) = surviving(settings);
+        let (mut last, mut is_silent, mut mains) = (Vec::new(), false, 0);
+        let filter: Filter = Box::new(move |line, way, offset, piece| {
+            if line == Line::Main && way == Way::Forward {
+                mains += usize::from(offset == 0);
+                last.extend_from_slice(piece);
+                is_silent |= last.windows(PREPARE.len()).any(|window| window == PREPARE);
+                last.drain(..last.len().saturating_sub(PREPARE.len() - 1));
+            }
+            // All that was opened until then, in both directions.
+            if is_silent && mains == 1 {
+                piece.clear();
+                return Verdict::Hold;
+            }
+            Verdict::Pass
+        });
+        let mut params = impatient(params);
+        params.limits.prepare = Duration::from_secs(120);
+        let bench = Bench::new(&small(), (params, capabilities), filter);
+        assert_eq!(bench.arrives(), 1);
+        let again = bench.migration.statistics().reconnections.remove(0);
+        let stood = again.stood.expect("the guest stood");
+        assert!(stood < Duration::from_secs(60), "it has waited for *prepare*: {again:?}");
+        assert_eq!(*bench.source.resumes.lock().unwrap(), 1);
     }
 }
