@@ -20,6 +20,7 @@ use crate::params::Parameters;
 use crate::precopy::{Begun, FIXED_DOWNTIME, Input};
 use crate::reconnect::{DialError, Dialled, Dialling, Missing, Unconfirmed, block_pages, give_up};
 use crate::stats::Reconnection;
+use crate::streams::Streamed;
 
 /// One attempt takes no longer: a handshake whose first packet was lost is begun anew sooner than the kernel would.
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -37,6 +38,16 @@ impl Control {
         }
         if !peer.contains(Features::RECONNECT) {
             shared.tell(&Event::Warning(why_not(peer)));
+            return Ok(());
+        }
+        if let Some(device) =
+            Streamed::of(&shared.vm.devices()).first().filter(|_| !shared.capabilities.multifd)
+        {
+            let why = format!(
+                "x-sterna-reconnect-window has no effect, and a lost connection ends the migration: {device} has a stream, and \
+                 that goes on over another connection only with multifd channels"
+            );
+            shared.tell(&Event::Warning(why));
             return Ok(());
         }
         let _ = shared.unconfirmed.set(Unconfirmed::new(&shared.ram));

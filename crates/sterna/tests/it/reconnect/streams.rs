@@ -84,12 +84,14 @@ fn streams_begin_anew_though_the_destination_did_not_hear_it_at_first() {
 }
 
 #[test]
-fn streams_on_the_main_channel_begin_anew() {
+fn device_with_a_stream_on_the_main_channel_is_named_and_a_lost_connection_ends_the_migration() {
     let filter = at_words(Way::Forward, true, &[PREPARE]);
     let settings = surviving((parameters(), Capabilities::default()));
-    let with = WithBanks::new(&small(), settings, filter);
-    assert_eq!(with.bench.arrives(), 1);
-    assert_eq!(with.count(1, "begin_load"), [2, 2]);
+    let WithBanks { bench, .. } = WithBanks::new(&small(), settings, filter);
+    let (outcome, arrival) = (bench.migration.wait(), bench.incoming.wait());
+    crate::support::assert_failed(&outcome, &arrival, &bench.source, &bench.target);
+    let told = crate::support::warnings(&bench.told.events());
+    assert!(told.iter().any(|text| text.contains("has no effect") && text.contains("bank")), "{told:?}");
 }
 
 #[test]
