@@ -32,7 +32,15 @@ impl<'a> Watcher<'a> {
     /// Of a save or a restore. What is pressed from now on counts.
     pub fn new(live: &'a Live, interrupts: &'a Interrupts) -> Self {
         let first = interrupts.count();
-        Self { live, interrupts, first, heard: first, can_detach: false, postcopy_at: None, reconnect: Reconnect::default() }
+        Self {
+            live,
+            interrupts,
+            first,
+            heard: first,
+            can_detach: false,
+            postcopy_at: None,
+            reconnect: Reconnect::default(),
+        }
     }
 
     /// Of a migration. What was pressed since there were `first` counts, too.
@@ -89,7 +97,9 @@ fn news(before: &Reconnect, now: &Reconnect) -> Vec<String> {
     let is_new = before.remaining_ms.is_none() || now.reconnections > before.reconnections;
     if let Some(left) = now.remaining_ms.filter(|_| is_new) {
         let left = left.div_ceil(1000);
-        said.push(format!("connection lost; the guest runs on at the source, and {left} s are left to connect again"));
+        said.push(format!(
+            "connection lost; the guest runs on at the source, and {left} s are left to connect again"
+        ));
     }
     said
 }
@@ -229,7 +239,10 @@ mod tests {
         let again = Reconnect { reconnections: 2, remaining_ms: Some(5_000), ..back };
 
         let told = news(&none, &lost);
-        assert!(told.len() == 1 && told[0].contains("connection lost") && told[0].contains("5 s"), "{told:?}");
+        assert!(
+            told.len() == 1 && told[0].contains("connection lost") && told[0].contains("5 s"),
+            "{told:?}"
+        );
         assert!(news(&lost, &later).is_empty() && news(&none, &none).is_empty());
         let told = news(&later, &back);
         assert!(told.len() == 1 && told[0].contains("connected again; 2.00 MiB"), "{told:?}");

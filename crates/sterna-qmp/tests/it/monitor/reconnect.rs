@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna::{Event, Reconnection, Status};
 
-use super::support::{Monitor, to_somewhere};
+use super::support::{ClientExt, Monitor};
 
 #[test]
 fn loss_and_new_connection_are_events_and_fields_of_the_query() {
@@ -13,9 +13,10 @@ fn loss_and_new_connection_are_events_and_fields_of_the_query() {
     let on = json!({"capabilities": [{"capability": "events", "state": true}]});
     client.ok("migrate-set-capabilities", on);
     client.ok("migrate-set-parameters", json!({"x-sterna-reconnect-window": 60_000}));
-    client.ok("migrate", to_somewhere());
+    client.ok("migrate", json!({"uri": "tcp:127.0.0.1:9"}));
     let migration = monitor.engine.outgoing();
     migration.set(Status::Active);
+    assert_eq!(client.event("MIGRATION"), json!({"status": "active"}));
     assert_eq!(client.ok("query-migrate", Value::Null)["x-sterna-reconnect"], Value::Null);
 
     *migration.disconnected.lock().unwrap() = Some(Duration::from_millis(1500));
