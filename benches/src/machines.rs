@@ -9,6 +9,9 @@ use tempfile::TempDir;
 use crate::Failure;
 use crate::peer::Peer;
 
+/// A size that every disk controller takes.
+const DISK_BYTES: u64 = 1 << 20;
+
 /// Whose machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -18,15 +21,37 @@ pub enum Side {
     Sterna,
 }
 
+impl Side {
+    /// As it is called in tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Qemu => "QEMU",
+            Self::Sterna => "Sterna",
+        }
+    }
+}
+
 /// Which part of a migration a machine plays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It has the guest.
+    /// It has the guest, and its RAM is allocated.
     Source,
+    /// It has the guest; its RAM is allocated as it is touched.
+    SparseSource,
     /// Its RAM is allocated before anything comes, as a source's is (`prealloc=on`, `--prealloc`).
     Destination,
     /// Its RAM is allocated as pages come.
     FreshDestination,
+}
+
+impl Role {
+    fn is_allocated(self) -> bool {
+        matches!(self, Self::Source | Self::Destination)
+    }
+
+    fn waits(self) -> bool {
+        matches!(self, Self::Destination | Self::FreshDestination)
+    }
 }
 
 /// What machines are made with.
@@ -81,13 +106,43 @@ impl Lab {
         Peer::start("Sterna", self.in_namespace(command), place)
     }
 
+    /// A stopped machine with that guest, a boot sector, built for `sector_bytes` of RAM, on KVM.
+    pub fn start_guest(
+        &self,
+        side: Side,
+        role: Role,
+        bytes: u64,
+        (guest, sector_bytes): (Guest, u64),
+    ) -> Result<Peer, Failure> {
+        let place = directory()?;
+        let command = match side {
+            Side::Qemu => {
+                // A guest of the builder's own would be built for all of the RAM.
+                let disk = place.path().join("boot.disk");
+                self.boot_sector_of(guest, sector_bytes, &disk)?;
+                let file = std::fs::OpenOptions::new().write(true).open(&disk);
+                file.and_then(|file| file.set_len(DISK_BYTES))
+                    .map_err(|error| format!("{}: {error}", disk.display()))?;
+                let drive = format!("file={},format=raw,if=none,id=boot", disk.display());
+                let devices = ["-drive", &drive, "-device", "ide-hd,drive=boot,bootindex=0"];
+                self.qemu_builder(role, bytes)?.args(&devices).command_in(place.path())?
+            }
+            Side::Sterna => {
+                let sector = place.path().join("sector");
+                self.boot_sector_of(guest, sector_bytes, &sector)?;
+                self.sterna_vm(role, bytes, Some(&sector), place.path())
+            }
+        };
+        Peer::start(side.word(), self.in_namespace(command), place)
+    }
+
     fn start_with(&self, side: Side, role: Role, bytes: u64, sector: Option<&Path>) -> Result<Peer, Failure> {
         let place = directory()?;
-        let (name, command) = match side {
-            Side::Qemu => ("QEMU", self.qemu(role, bytes, sector.is_some(), place.path())?),
-            Side::Sterna => ("Sterna", self.sterna_vm(role, bytes, sector, place.path())),
+        let command = match side {
+            Side::Qemu => self.qemu(role, bytes, sector.is_some(), place.path())?,
+            Side::Sterna => self.sterna_vm(role, bytes, sector, place.path()),
         };
-        Peer::start(name, self.in_namespace(command), place)
+        Peer::start(side.word(), self.in_namespace(command), place)
     }
 
     /// Sterna's VM with the guest that `arguments` of `sterna run` describe; it runs.
@@ -121,17 +176,22 @@ impl Lab {
     }
 
     fn qemu(&self, role: Role, bytes: u64, writes: bool, place: &Path) -> Result<Command, Failure> {
-        // `Ram::Memfd` would do, but for prealloc.
-        let prealloc = if role == Role::FreshDestination { "off" } else { "on" };
-        let memory = format!("memory-backend-memfd,id=ram0,share=on,prealloc={prealloc},size={bytes}");
-        let mut builder = self.builder(bytes)?.machine("pc,memory-backend=ram0").args(&["-object", &memory]);
+        let mut builder = self.qemu_builder(role, bytes)?;
         if writes {
             builder = builder.guest(Guest::Boot);
         }
-        if role != Role::Source {
+        builder.command_in(place)
+    }
+
+    fn qemu_builder(&self, role: Role, bytes: u64) -> Result<Builder, Failure> {
+        // `Ram::Memfd` would do, but for prealloc.
+        let prealloc = if role.is_allocated() { "on" } else { "off" };
+        let memory = format!("memory-backend-memfd,id=ram0,share=on,prealloc={prealloc},size={bytes}");
+        let mut builder = self.builder(bytes)?.machine("pc,memory-backend=ram0").args(&["-object", &memory]);
+        if role.waits() {
             builder = builder.incoming_defer();
         }
-        builder.command_in(place)
+        Ok(builder)
     }
 
     fn sterna_vm(&self, role: Role, bytes: u64, sector: Option<&Path>, place: &Path) -> Command {
@@ -145,10 +205,10 @@ impl Lab {
         if let Some(sector) = sector {
             command.arg(format!("--guest=boot-sector:{}", sector.display()));
         }
-        if role != Role::FreshDestination {
+        if role.is_allocated() {
             command.arg("--prealloc");
         }
-        if role != Role::Source {
+        if role.waits() {
             command.arg("--incoming=defer");
         }
         command

@@ -1,7 +1,8 @@
 //! The benches: `micro` (scan, bitmap, packets), `sync` (syncing dirty bitmaps, beside what the machine can do),
 //! `e2e` (whole migrations on loopback against a plain copy), `disk` (a local disk that travels, against a plain copy of its data), `converge` (forecasts, pauses and dirty rates of guests
 //! that write), `qemu` (Sterna's programs beside QEMU's, in one run), `colo` (protected guests, QEMU's beside Sterna's), `lazy` (the time
-//! to a guest's first instruction out of an image), `rdma` (Sterna and QEMU
+//! to a guest's first instruction out of an image), `postcopy` (a guest that runs before its memory is there, QEMU's beside Sterna's), `same-host`
+//! (moves to another process of the same host, likewise), `rdma` (Sterna and QEMU
 //! over soft-RoCE, in the lab VM) and `linux` (a Linux guest in the reference machine and in QEMU's microvm, there as well).
 
 use crate::parts::{Outcome, Parts};
@@ -11,7 +12,7 @@ use crate::{lab, roots};
 
 const BENCHES: [&str; 4] = ["micro", "sync", "e2e", "disk"];
 
-/// `cargo xtask bench [micro|sync|e2e|disk|converge|qemu|colo|lazy|rdma|linux] [-- ARGS]`; the last six only if they are named.
+/// `cargo xtask bench [micro|sync|e2e|disk|converge|qemu|colo|lazy|postcopy|same-host|rdma|linux] [-- ARGS]`; those after `disk` only if they are named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
@@ -19,12 +20,14 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "qemu" => return with_qemu("qemu-bench", theirs),
         [one] if one == "colo" => return with_qemu("colo-bench", theirs),
         [one] if one == "lazy" => return with_qemu("lazy-bench", theirs),
+        [one] if one == "postcopy" => return with_qemu("postcopy-bench", theirs),
+        [one] if one == "same-host" => return with_qemu("same-host-bench", theirs),
         [one] if one == "converge" => return with_qemu("converge", theirs),
         [one] if one == "rdma" || one == "linux" => return in_lab(one, theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, rdma or linux"
             )));
         }
     };

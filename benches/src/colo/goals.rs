@@ -1,8 +1,9 @@
 //! What was measured beside what is wanted, all of it out of the rows of one run.
 
+use sterna_benches::goal::{Bound, Goal, figure};
+
 use crate::plan::{COPY, Load, Pair};
-use crate::row::{Figures, Row, ms};
-use crate::unprotected::Migrations;
+use crate::row::{Figures, Row};
 
 /// A standby's journal takes so much at most where nobody says otherwise.
 const JOURNAL_BYTES: u64 = 1 << 30;
@@ -12,22 +13,6 @@ const LARGE_BYTES: f64 = 16.0 * 1048576.0;
 /// Milliseconds.
 const STERNA_TAKEOVER: f64 = 100.0;
 const QEMU_TAKEOVER: f64 = 300.0;
-
-/// A line of the table of goals.
-pub(crate) struct Goal {
-    pub(crate) what: String,
-    pub(crate) measured: String,
-    pub(crate) goal: String,
-    pub(crate) is_short: bool,
-}
-
-#[derive(Clone, Copy)]
-enum Bound {
-    AtMost(f64),
-    AtLeast(f64),
-    /// Nobody has set one.
-    Stated,
-}
 
 type Figure = fn(&Figures) -> f64;
 
@@ -45,26 +30,6 @@ pub(crate) fn goals(rows: &[Row]) -> Vec<Goal> {
         all.delays_and_takeovers(),
     ];
     goals.into_iter().flatten().flatten().collect()
-}
-
-/// Of migrations that are not protected, an earlier program's and this one's.
-pub(crate) fn of_migrations([before, now]: &[Migrations; 2]) -> Vec<Goal> {
-    let ratio = now.times.at_most(500).as_secs_f64() / before.times.at_most(500).as_secs_f64();
-    let medians = [now, before].map(|side| ms(side.times.at_most(500)));
-    vec![
-        Goal {
-            what: "a migration without `x-colo`: median time against that before protections".to_owned(),
-            measured: format!("{ratio:.3} ({:.0} ms, {:.0} before)", medians[0], medians[1]),
-            goal: "≤ 1.01".to_owned(),
-            is_short: ratio > 1.01,
-        },
-        Goal {
-            what: "a migration without `x-colo`: bytes of RAM".to_owned(),
-            measured: format!("{}, {} before", now.bytes, before.bytes),
-            goal: "the same".to_owned(),
-            is_short: now.bytes != before.bytes,
-        },
-    ]
 }
 
 struct Rows<'a>(&'a [Row]);
@@ -298,11 +263,7 @@ fn most<'a>(
 fn goal(what: &str, mut values: Vec<Value<'_>>, bound: Bound) -> Option<Goal> {
     values.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     let ((low, _), (high, _)) = (values.first()?, values.last()?);
-    let (worst, goal, is_short) = match bound {
-        Bound::AtMost(limit) => (values.last()?, format!("≤ {limit}"), *high > limit),
-        Bound::AtLeast(limit) => (values.first()?, format!("≥ {limit}"), *low < limit),
-        Bound::Stated => (values.last()?, "stated".to_owned(), false),
-    };
+    let worst = if matches!(bound, Bound::AtLeast(_)) { values.first()? } else { values.last()? };
     let measured = match &values[..] {
         [(one, _)] => figure(*one),
         _ => format!(
@@ -314,11 +275,7 @@ fn goal(what: &str, mut values: Vec<Value<'_>>, bound: Bound) -> Option<Goal> {
             place(worst.1)
         ),
     };
-    Some(Goal { what: what.to_owned(), measured, goal, is_short })
-}
-
-fn figure(value: f64) -> String {
-    if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+    Some(Goal { what: what.to_owned(), measured, goal: bound.text(), is_short: bound.is_missed_by(worst.0) })
 }
 
 fn place(row: &Row) -> String {

@@ -23,19 +23,18 @@ mod recovery;
 mod row;
 mod sterna;
 mod table;
-mod unprotected;
 
 use std::path::PathBuf;
 
 use clap::Parser;
 use serde_json::{Value, json};
-use sterna_benches::Failure;
+use sterna_benches::before::{self, Migrations};
 use sterna_benches::markdown::{self, Measured};
+use sterna_benches::{Failure, goal};
 use sterna_interop::Root;
 
 use plan::{Cell, Load, Pair};
 use row::Row;
-use unprotected::Migrations;
 
 /// Measures protected guests. Without --pairs, --loads, --delays and --channels: the whole matrix, and takeovers.
 #[derive(Parser)]
@@ -108,7 +107,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     let unprotected = args
         .before
         .as_ref()
-        .map(|before| unprotected::measure(before, &args.sterna, args.ram << 20, args.migrations.max(1)));
+        .map(|before| before::measure(before, &args.sterna, args.ram << 20, args.migrations.max(1)));
     write(args, &rows, unprotected.transpose()?)?;
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
@@ -149,8 +148,8 @@ fn takeovers(args: &Args) -> Vec<Cell> {
 
 fn write(args: &Args, rows: &[Row], unprotected: Option<[Migrations; 2]>) -> Result<(), Failure> {
     let mut goals = goals::goals(rows);
-    goals.extend(unprotected.iter().flat_map(goals::of_migrations));
-    let goals = table::goals(&goals);
+    goals.extend(unprotected.iter().flat_map(|sides| before::goals(sides, "a migration without `x-colo`")));
+    let goals = goal::table(&goals);
     println!("\n{goals}");
     if let Some(file) = &args.json {
         let rows: Vec<Value> = rows.iter().map(Row::value).collect();

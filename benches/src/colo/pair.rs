@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use serde_json::json;
 use sterna_benches::clock::CpuClock;
-use sterna_benches::peer::ram_of;
+use sterna_benches::words::GuestWords;
 use sterna_interop::{Builder, Guest, Qemu, Ram, Root};
 use sterna_qmp::{Client, QmpEvent};
 use tempfile::TempDir;
 
 use crate::Failure;
-use crate::guest::{GuestWords, writer};
+use crate::guest::writer;
 use crate::pauses::{Costs, Measured, Watched, follow};
 use crate::plan::{Cell, Load, Pair};
 use crate::process::{PATIENCE, Program, ask, monitor, number, seconds, wait};
@@ -141,11 +141,6 @@ impl Watched for Protected {
     }
 }
 
-pub(crate) fn words_of(process: u32) -> Result<GuestWords, Failure> {
-    let ram = ram_of(process)?.into_iter().next().ok_or("a machine without memory files")?;
-    Ok(GuestWords::new(ram))
-}
-
 /// A primary whose guest does what it is to do.
 fn begun(builder: &Builder, place: &Path, load: Load) -> Result<(Qemu, Option<GuestWords>), Failure> {
     if load == Load::Talker {
@@ -160,7 +155,7 @@ fn begun(builder: &Builder, place: &Path, load: Load) -> Result<(Qemu, Option<Gu
         return Ok((primary, None));
     }
     primary.wait_for_ticks(1)?;
-    let words = words_of(primary.id())?;
+    let words = GuestWords::of_process(primary.id())?;
     words.set_pace(load.pages_per_second())?;
     words.clear_gaps()?;
     Ok((primary, Some(words)))

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use sterna_benches::words::Gaps;
 use sterna_qmp::QmpEvent;
 
 use crate::Failure;
-use crate::guest::Gaps;
 
 /// Checkpoints before any is counted.
 const WARM_UP: usize = 3;

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use sterna_benches::words::GuestWords;
 use sterna_interop::{Ram, Root};
 
 use crate::Failure;
-use crate::guest::GuestWords;
-use crate::pair::{self, Other, words_of};
+use crate::pair::{self, Other};
 use crate::pauses::{Times, Watched as _};
 use crate::plan::{Cell, Load, Pair};
 use crate::process::{ask, number, seconds, wait};
@@ -59,7 +59,7 @@ pub(crate) fn cell(pair: Pair, mut like: Cell) -> Cell {
 
 fn into_sterna(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, Failure> {
     let mut protected = sterna::Protected::begin(root, sterna, cell)?;
-    let words = words_of(protected.standby.id())?;
+    let words = GuestWords::of_process(protected.standby.id())?;
     let decision = await_checkpoint(|| protected.standby.execute("x-sterna-query-protection", Value::Null))?;
     kill(protected.primary.id())?;
     let began = await_decision(|| protected.standby.execute("x-sterna-query-protection", Value::Null))?;
@@ -100,7 +100,7 @@ fn into_secondary(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, F
     })?;
     kill(protected.primary.id())?;
     let Other::Qemu { secondary, .. } = &mut protected.other else { return Err("no secondary".to_owned()) };
-    let words = words_of(secondary.id())?;
+    let words = GuestWords::of_process(secondary.id())?;
     let began = Instant::now();
     secondary.execute("x-colo-lost-heartbeat", Value::Null)?;
     wait("the guest", Duration::from_micros(200), || Ok((secondary.status()? == "running").then_some(())))?;

@@ -7,13 +7,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna_benches::machines::{Lab, Role};
 use sterna_benches::peer::Peer;
+use sterna_benches::words::GuestWords;
 use sterna_interop::Root;
 use sterna_qmp::QmpEvent;
 use tempfile::TempDir;
 
 use crate::Failure;
-use crate::guest::{GuestWords, writer};
-use crate::pair::words_of;
+use crate::guest::writer;
 use crate::pauses::{Costs, Measured, Watched, follow};
 use crate::plan::{Cell, Load};
 use crate::process::{Program, number, seconds, wait};
@@ -47,7 +47,7 @@ impl Protected {
         let standby = lab.start_protected(Role::FreshDestination, bytes, &sector, &claims)?;
         primary.execute("cont", Value::Null)?;
         primary.wait_for_ticks(1)?;
-        let words = words_of(primary.id())?;
+        let words = GuestWords::of_process(primary.id())?;
         words.set_pace(cell.load.pages_per_second())?;
         words.clear_gaps()?;
         if cell.load == Load::Talker {

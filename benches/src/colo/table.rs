@@ -1,8 +1,5 @@
 //! The tables, as `benches/RESULTS.md` has them.
 
-use std::fmt::Write as _;
-
-use crate::goals::Goal;
 use crate::row::{Figures, Row, Spread};
 
 const HEAD: [&str; 18] = [
@@ -50,17 +47,6 @@ pub(crate) fn row(row: &Row) -> String {
     let decision = row.decision_ms.map_or_else(String::new, |ms| format!(" ({ms:.0})"));
     cells.push(or_dash(row.recovery, |times| format!("{:.1}{decision}", times.p50)));
     line(&cells)
-}
-
-/// The table of goals.
-pub(crate) fn goals(goals: &[Goal]) -> String {
-    let mut text = "| what | measured | goal |\n| --- | --- | --- |\n".to_owned();
-    for goal in goals {
-        let short = if goal.is_short { ", **short**" } else { "" };
-        // Into a string nothing fails.
-        let _ = writeln!(text, "| {} | {}{short} | {} |", goal.what, goal.measured, goal.goal);
-    }
-    text
 }
 
 fn figures(of: &Figures) -> Vec<String> {

@@ -16,7 +16,6 @@
 mod forecast;
 mod lanes;
 mod limits;
-mod link;
 mod record;
 mod rival;
 mod tide;
@@ -26,6 +25,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
 use sterna_benches::Failure;
+use sterna_benches::link::Link;
 use sterna_benches::machines::Lab;
 use sterna_interop::Root;
 
@@ -113,7 +113,7 @@ fn one(part: Part, args: &Args, lab: &mut Lab, record: &mut Record) -> Result<Va
     match part {
         Part::Lanes => lanes::all(lab, args),
         Part::Forecast | Part::Limits | Part::Qemu => {
-            let link = link::Link::new(args.link)?;
+            let link = Link::new(args.link)?;
             lab.namespace = Some(link.name().to_owned());
             let found = match part {
                 Part::Qemu => rival::all(lab, args),

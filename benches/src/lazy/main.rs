@@ -4,7 +4,8 @@
 //! - The clock begins when a QEMU has come up and waits with `-incoming defer`, so its own start-up is in no figure. It ends at QEMU's
 //!   event RESUME; both are of this host's clock. What the commands do before (their own start, examining the image) counts.
 //! - The guest is a boot sector in a sparse machine: it writes and checks 32 MiB, whatever the machine's size.
-//! - Images are mapped-ram, as QEMU wrote them, and in the page cache, so the figures are those of the work and not of a disk.
+//! - The image is mapped-ram, as QEMU wrote it, and `sterna convert` makes the other forms of it (`--forms`). Images are in the page cache, so
+//!   the figures are those of the work and not of a disk. QEMU's own load is of mapped-ram.
 //! - The ways take turns, so that a machine that is slower for a while is slower for all. Medians.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
 
@@ -14,15 +15,20 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use serde_json::{Value, json};
+use sterna_benches::goal::{Bound, Goal};
+use sterna_benches::markdown::{self, Measured};
+use sterna_benches::{Failure, goal};
 use sterna_interop::{Builder, Qemu, Root, boot_disk};
-
-/// What went wrong, in words.
-type Failure = String;
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Memory that the guest touches, MiB: half of what its sector is built for.
 const SECTOR_MIB: u64 = 64;
+/// Until the first instruction, with `restore --lazy`, milliseconds.
+const FIRST: f64 = 150.0;
+const MAPPED: &str = "mapped-ram";
+const HEAD: &str =
+    "| RAM | form | way | first instruction, ms | all memory, s |\n| --- | --- | --- | --- | --- |";
 
 /// Measures the time to the first instruction.
 #[derive(Parser)]
@@ -33,12 +39,18 @@ struct Args {
     /// Runs of each way.
     #[arg(long, default_value_t = 5)]
     runs: u32,
+    /// Forms of the image for `restore --lazy`: those of `sterna convert --format`.
+    #[arg(long, value_delimiter = ',', default_value = "mapped-ram,libvirt-sparse")]
+    forms: Vec<String>,
     /// The `sterna` command.
     #[arg(long, default_value = "sterna")]
     sterna: PathBuf,
     /// Write the rows as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write goals and rows as `benches/RESULTS.md` has them.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +60,13 @@ enum Way {
     Qemu,
 }
 
-const WAYS: [(Way, &str); 3] =
-    [(Way::Lazy, "restore --lazy"), (Way::Restore, "sterna restore"), (Way::Qemu, "QEMU's load")];
+struct Row {
+    gib: u64,
+    form: String,
+    way: Way,
+    first: f64,
+    all: f64,
+}
 
 /// Seconds until the first instruction, and until all memory was there.
 type Times = (f64, f64);
@@ -63,28 +80,80 @@ fn main() {
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
-    let root = Root::qemu_for("the bench lazy").ok_or("there is no QEMU")?;
-    println!("| RAM | way | first instruction, ms | all memory, s |\n| --- | --- | --- | --- |");
+    let Some(root) = Root::qemu_for("bench lazy") else { return Ok(()) };
+    println!("{HEAD}");
     let mut rows = Vec::new();
     for gib in &args.gib {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let builder = machine(&root, *gib, directory.path())?;
         let image = save(&builder, directory.path())?;
-        let mut measured: [Vec<Times>; 3] = Default::default();
-        for _ in 0..args.runs {
-            for (index, (way, _)) in WAYS.iter().enumerate() {
-                measured[index].push(measure(*way, &args.sterna, &builder, &image)?);
+        let mut ways = Vec::new();
+        for form in &args.forms {
+            ways.push((Way::Lazy, form.as_str(), converted(&args.sterna, &image, form)?));
+        }
+        ways.push((Way::Restore, MAPPED, image.clone()));
+        ways.push((Way::Qemu, MAPPED, image));
+        let mut measured: Vec<Vec<Times>> = vec![Vec::new(); ways.len()];
+        for _ in 0..args.runs.max(1) {
+            for ((way, _, image), times) in ways.iter().zip(&mut measured) {
+                times.push(measure(*way, &args.sterna, &builder, image)?);
             }
         }
-        for ((_, name), times) in WAYS.iter().zip(&measured) {
+        for ((way, form, _), times) in ways.iter().zip(&measured) {
             let (first, all) = (median(times.iter().map(|it| it.0)), median(times.iter().map(|it| it.1)));
-            println!("| {gib} GiB | {name} | {:.1} | {all:.2} |", first * 1e3);
-            rows.push(json!({"gib": gib, "way": name, "first_instruction": first, "all_memory": all}));
+            let row = Row { gib: *gib, form: (*form).to_owned(), way: *way, first, all };
+            println!("{}", row.text());
+            rows.push(row);
         }
     }
-    let Some(path) = &args.json else { return Ok(()) };
-    std::fs::write(path, format!("{:#}\n", Value::from(rows)))
-        .map_err(|error| format!("{}: {error}", path.display()))
+    write(args, &rows)
+}
+
+fn write(args: &Args, rows: &[Row]) -> Result<(), Failure> {
+    let lazy = rows.iter().filter(|row| row.way == Way::Lazy);
+    let goals = lazy.map(|row| {
+        let qemu = rows.iter().find(|other| other.way == Way::Qemu && other.gib == row.gib);
+        let beside = qemu.map_or_else(String::new, |qemu| format!("QEMU's load {:.0}", qemu.first * 1e3));
+        let what = format!("{} GiB, {}: first instruction, ms after QEMU's own start", row.gib, row.form);
+        Goal::of(&what, row.first * 1e3, &beside, Bound::AtMost(FIRST))
+    });
+    let goals = goal::table(&goals.collect::<Vec<_>>());
+    println!("\n{goals}");
+    if let Some(file) = &args.json {
+        let all: Value = rows.iter().map(Row::value).collect();
+        std::fs::write(file, format!("{all:#}\n")).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    if let Some(file) = &args.markdown {
+        let lines: Vec<String> = rows.iter().map(|row| row.text() + "\n").collect();
+        let text = format!("{goals}\n{HEAD}\n{}", lines.concat());
+        let text = markdown::document(&Measured::now("lazy"), &text);
+        std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok(())
+}
+
+impl Way {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Lazy => "restore --lazy",
+            Self::Restore => "sterna restore",
+            Self::Qemu => "QEMU's load",
+        }
+    }
+}
+
+impl Row {
+    fn text(&self) -> String {
+        let (first, all) = (self.first * 1e3, self.all);
+        format!("| {} GiB | {} | {} | {first:.1} | {all:.2} |", self.gib, self.form, self.way.word())
+    }
+
+    fn value(&self) -> Value {
+        json!({
+            "gib": self.gib, "form": self.form, "way": self.way.word(), "first_instruction": self.first,
+            "all_memory": self.all,
+        })
+    }
 }
 
 fn machine(root: &Root, gib: u64, directory: &Path) -> Result<Builder, Failure> {
@@ -102,6 +171,24 @@ fn save(builder: &Builder, directory: &Path) -> Result<PathBuf, Failure> {
     source.capabilities(&["mapped-ram"])?;
     source.migrate(&format!("file:{}", image.display()))?;
     Ok(image)
+}
+
+/// The image in that form.
+fn converted(sterna: &Path, image: &Path, form: &str) -> Result<PathBuf, Failure> {
+    if form == MAPPED {
+        return Ok(image.to_owned());
+    }
+    let to = image.with_file_name(form);
+    let mut command = Command::new(sterna);
+    command.arg("convert").arg(image).arg(&to).args(["--format", form]);
+    if form.starts_with("libvirt") {
+        let xml = image.with_file_name("xml");
+        std::fs::write(&xml, "<domain type='kvm'><name>guest</name></domain>\n")
+            .map_err(|error| format!("{}: {error}", xml.display()))?;
+        command.arg("--xml").arg(xml);
+    }
+    let output = command.output().map_err(|error| format!("{}: {error}", sterna.display()))?;
+    if output.status.success() { Ok(to) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
 fn measure(way: Way, sterna: &Path, builder: &Builder, image: &Path) -> Result<Times, Failure> {

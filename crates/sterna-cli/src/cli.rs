@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma, repair,
-    report, restore, run, save, serve, standby, takeover, unprotect, upgrade, verify,
+    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma,
+    recover, repair, report, restore, run, save, serve, standby, takeover, unprotect, upgrade, verify,
 };
 use crate::exit;
 
@@ -36,6 +36,8 @@ pub enum Command {
     Cancel(cancel::Arguments),
     /// Decide which side has the guest after an acknowledgement was lost
     Decide(decide::Arguments),
+    /// Let a postcopy whose connection broke go on over another connection
+    Recover(recover::Arguments),
     /// Check an image: structure, bitmaps, every byte of data; report each damage and its place
     Verify(verify::Arguments),
     /// Show an image's contents: blocks, pages, devices; draw its RAM
@@ -82,6 +84,7 @@ impl Command {
             Self::Info(arguments) => info::execute(arguments),
             Self::Cancel(arguments) => cancel::execute(arguments),
             Self::Decide(arguments) => decide::execute(arguments),
+            Self::Recover(arguments) => recover::execute(arguments),
             Self::Verify(arguments) => verify::execute(arguments),
             Self::Inspect(arguments) => inspect::execute(arguments),
             Self::Convert(arguments) => convert::execute(arguments),

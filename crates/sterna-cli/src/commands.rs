@@ -14,6 +14,7 @@ pub mod peer;
 pub mod plan;
 pub mod protect;
 pub mod rdma;
+pub mod recover;
 pub mod repair;
 pub mod report;
 pub mod restore;

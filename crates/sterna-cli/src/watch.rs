@@ -217,8 +217,10 @@ pub fn end(figures: &Statistics, source: &Monitor) -> Result<Status, Stop> {
             Status::Undecided,
             format!(
                 "paused in postcopy: {why}. The guest runs at the destination and waits when it needs a page that is only at \
-                 the source: keep both. When the guest is complete there, or lost, `sterna decide {} destination` gives the \
+                 the source: keep both. To go on, `sterna recover {} ADDRESS`, with `--dest-qmp` if the destination shall listen anew. When the \
+                 guest is complete there, or lost, `sterna decide {} destination` gives the \
                  source's memory up.",
+                source.endpoint(),
                 source.endpoint()
             ),
         )),

@@ -28,6 +28,8 @@ pub enum Status {
     PostcopyActive,
     /// The same, and the connection broke: the guest waits at the first page that it lacks, and the source keeps its pages.
     PostcopyPaused,
+    /// The same, and the source has connected again: it learns which pages are missing, and goes on.
+    PostcopyRecover,
     /// The guest is protected: it runs here, and a standby holds its checkpoints.
     Colo,
     /// The destination has the guest.
@@ -62,6 +64,7 @@ impl std::fmt::Display for Status {
             Self::PostcopyDevice => "postcopy-device",
             Self::PostcopyActive => "postcopy-active",
             Self::PostcopyPaused => "postcopy-paused",
+            Self::PostcopyRecover => "postcopy-recover",
             Self::Colo => "colo",
             Self::Completed => "completed",
             Self::Failing => "failing",

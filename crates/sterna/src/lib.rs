@@ -72,8 +72,8 @@ pub use free_page_hints::{FreePageHints, FreePages};
 pub use hooks::Hook;
 #[cfg(feature = "planted-faults")]
 pub use incoming::SharingFault;
-pub use incoming::{Arrival, Incoming};
-pub use outgoing::{Decision, Migration, Outcome, RetryError};
+pub use incoming::{Arrival, Incoming, RecoverError};
+pub use outgoing::{Decision, Migration, Outcome, ResumeError, RetryError};
 pub use params::{
     Capabilities, Compression, MigrationMode, NonConvergence, Parameters, RdmaParameters, StatusQuestions,
     WaitLimits, ZeroPageDetection,

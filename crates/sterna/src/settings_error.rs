@@ -147,6 +147,12 @@ pub enum SettingsError {
         /// What it is.
         device: String,
     },
+    /// A recovery over what cannot carry it.
+    #[error(
+        "a paused postcopy goes on over TCP or a Unix socket, or over one descriptor if postcopy_preempt is off: give such an \
+         address"
+    )]
+    NoWayToRecover,
     /// A machine of an old QEMU over multifd.
     #[error(
         "machine type {machine_type:?} flushes multifd channels in QEMU 8.0's way, which Sterna does not send: switch \

@@ -9,11 +9,17 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle};
 
 use crate::error::MigrationError;
 use crate::events::{Event, Observer};
+
+/// From so many pages on a second thread that copies is worth its start.
+const COPIED_BY_A_THREAD: u64 = 1024;
+/// More threads do not copy faster: memory is the limit.
+const MOST_COPYING: u64 = 4;
 
 thread_local! {
     /// The callback that the panic on its way came out of.
@@ -65,6 +71,32 @@ pub(crate) fn tried<T, E: Into<MigrationError>>(
     act: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, MigrationError> {
     caught(place, act)?.map_err(Into::into)
+}
+
+/// Has `part` copy all of `0..pages`, by as many threads as are worth it.
+pub(crate) fn copied_in_parts(
+    pages: u64,
+    part: impl Fn(Range<u64>) -> Result<(), MigrationError> + Sync,
+) -> Result<(), MigrationError> {
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    let threads = (pages / COPIED_BY_A_THREAD).clamp(1, MOST_COPYING.min(processors));
+    let share = pages.div_ceil(threads).max(1);
+    let part = &|thread: u64| part(thread * share..(thread + 1) * share);
+    std::thread::scope(|scope| {
+        // A part whose thread cannot be begun is copied here.
+        let begun = |thread| Builder::new().spawn_scoped(scope, move || part(thread)).map_err(|_| thread);
+        let others: Vec<_> = (1..threads).map(begun).collect();
+        let mut done = part(0);
+        for other in others {
+            done = done.and(match other {
+                Ok(other) => other.join().unwrap_or_else(|_| {
+                    Err(MigrationError::Internal("a thread that copies pages panicked".to_owned()))
+                }),
+                Err(thread) => part(thread),
+            });
+        }
+        done
+    })
 }
 
 /// Tells `observer`. One that panics is told so, and changes nothing: what it watches must come to its end.

@@ -19,7 +19,8 @@
 //! In postcopy RUN takes the place of EOF as the commit, Postcopy follows
 //! Committed, and Running (or Paused) follows when EOF and every page are
 //! here. A loss before RUN fails, as before EOF; a loss after it leads to
-//! PostcopyPaused, where the guest waits at the first page that is missing.
+//! PostcopyPaused, where the guest waits at the first page that is missing,
+//! until its source connects again: over PostcopyRecover back to Postcopy.
 //!
 //! * `table.rs` holds every transition.
 //! * What is said is final. *Committed* and SHUT 0 only when the guest has
@@ -77,6 +78,8 @@ struct Postcopy {
     is_lost: bool,
     /// The guest was taken over paused.
     is_paused: bool,
+    /// In a pause: nothing of the lost channels is fed any more.
+    is_closed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +149,23 @@ impl Destination {
     /// [`State::Held`] `cont` goes to the machine instead.
     #[must_use]
     pub fn may_guest_run(&self) -> bool {
-        matches!(self.state, State::Running | State::Paused | State::Postcopy | State::PostcopyPaused)
+        matches!(
+            self.state,
+            State::Running | State::Paused | State::Postcopy | State::PostcopyPaused | State::PostcopyRecover
+        )
+    }
+
+    /// Whether pages may be missing that only the source has: it can connect
+    /// again.
+    #[must_use]
+    pub fn lacks_pages(&self) -> bool {
+        matches!(self.state, State::Postcopy | State::PostcopyPaused | State::PostcopyRecover)
+    }
+
+    /// Whether a recovery can begin now.
+    #[must_use]
+    pub fn may_recover(&self) -> bool {
+        self.state == State::PostcopyPaused && self.postcopy.is_closed
     }
 
     /// Whether the guest was taken over without being started.
@@ -172,7 +191,7 @@ impl Destination {
         match self.state {
             State::Running | State::Paused => Status::Committed,
             State::Held if self.committed => Status::Committed,
-            State::Postcopy | State::PostcopyPaused => Status::Incomplete,
+            State::Postcopy | State::PostcopyPaused | State::PostcopyRecover => Status::Incomplete,
             State::Failed => Status::Never,
             _ => Status::Pending,
         }
@@ -186,6 +205,7 @@ impl Destination {
             State::Completing => limits.load,
             State::Prepared => limits.prepared,
             State::Suspended => limits.reconnect,
+            State::PostcopyRecover => limits.setup,
             _ => Duration::MAX,
         };
         self.state = state;

@@ -75,13 +75,31 @@ impl Destination {
                 Ok(vec![A::FinishPages])
             }
             (S::Postcopy, E::PagesComplete) => self.has_all(now),
+            // The source knows better than this side that these channels are lost.
+            (S::Postcopy | S::PostcopyRecover, E::Superseded) => self.pause(now),
+            (S::PostcopyPaused, E::ChannelsClosed) => {
+                self.postcopy.is_closed = true;
+                IGNORE
+            }
+            (S::PostcopyPaused, E::RecoveryBegun) if self.postcopy.is_closed => {
+                self.go(now, S::PostcopyRecover, &[A::Recover])
+            }
+            (state, E::RecoveryBegun) => Err(Refusal::NotPostcopyPaused { state }),
+            (S::PostcopyRecover, E::ResumeRead) => {
+                self.postcopy.has_ended = false;
+                self.go(now, S::Postcopy, &[A::SayResumed])
+            }
+            (S::PostcopyRecover, E::Tick) if self.is_due(now) => self.pause(now),
+            (S::PostcopyRecover, e) if is_from_channels(e) => self.pause(now),
             // Whether something is missing is known when all that came is in place.
             (S::Postcopy, e) if is_from_channels(e) && self.postcopy.has_ended => IGNORE,
-            (S::Postcopy, E::PagesFailed) => self.lacks_pages(now),
-            (S::Postcopy, e) if is_from_channels(e) => self.lacks_pages(now),
-            (S::PostcopyPaused, E::Abandon | E::Discard) => Err(Refusal::LacksPages),
-            (S::PostcopyPaused, E::PagesComplete | E::PagesFailed) => IGNORE,
+            (S::Postcopy, E::PagesFailed) => self.pause(now),
+            (S::Postcopy, e) if is_from_channels(e) => self.pause(now),
+            (S::PostcopyPaused | S::PostcopyRecover, E::Abandon | E::Discard) => Err(Refusal::LacksPages),
+            (S::PostcopyPaused | S::PostcopyRecover, E::PagesComplete | E::PagesFailed) => IGNORE,
             (S::PostcopyPaused, e) if is_from_channels(e) => IGNORE,
+            // Of a connection that is over.
+            (_, E::Superseded | E::ChannelsClosed) => IGNORE,
 
             // Failures after EOF.
             (S::Preparing, E::HookAcquireFailed) if self.is_only_copy() => {
@@ -149,6 +167,7 @@ impl Destination {
                 | E::HandoverIdRead(_)
                 | E::PrepareRead
                 | E::RunRead
+                | E::ResumeRead
                 | E::EofRead,
             ) if s <= S::Prepared => self.fail(now, Cause::PeerMisbehaved),
             (s, E::LocalFailure) if s <= S::Prepared => self.fail(now, Cause::LocalFailure),
@@ -301,7 +320,8 @@ impl Destination {
         Ok(actions)
     }
 
-    fn lacks_pages(&mut self, now: Duration) -> Step {
+    fn pause(&mut self, now: Duration) -> Step {
+        self.postcopy.is_closed = false;
         self.go(now, S::PostcopyPaused, &[A::KeepWaiting, A::ReportHeld(Held::Pages)])
     }
 
@@ -377,6 +397,7 @@ fn is_from_channels(event: E) -> bool {
             | E::HandoverIdRead(_)
             | E::PrepareRead
             | E::RunRead
+            | E::ResumeRead
             | E::EofRead
     )
 }

@@ -47,6 +47,9 @@ pub enum State {
     Postcopy,
     /// The same, and the connection broke: whoever needs a missing page waits.
     PostcopyPaused,
+    /// The same, and the source has connected again: it asks which pages are
+    /// here.
+    PostcopyRecover,
     /// The guest runs here.
     Running,
     /// The guest is here, paused as it was at the source or as was wished.
@@ -59,7 +62,7 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Setup,
         Self::Active,
         Self::Completing,
@@ -71,6 +74,7 @@ impl State {
         Self::Held,
         Self::Postcopy,
         Self::PostcopyPaused,
+        Self::PostcopyRecover,
         Self::Running,
         Self::Paused,
         Self::Failing,
@@ -91,6 +95,7 @@ impl State {
             | Self::Committed => "active",
             Self::Postcopy => "postcopy-active",
             Self::PostcopyPaused => "postcopy-paused",
+            Self::PostcopyRecover => "postcopy-recover",
             Self::Held | Self::Running | Self::Paused => "completed",
             Self::Failing => "failing",
             Self::Failed => "failed",
@@ -122,6 +127,17 @@ pub enum Event {
     RunRead,
     /// EOF `00` was read.
     EofRead,
+    /// In postcopy: the source connects again, so it has given the channels up
+    /// that are here.
+    Superseded,
+    /// [`Action::KeepWaiting`] ended: nothing of these channels is fed any
+    /// more.
+    ChannelsClosed,
+    /// The main channel of a recovery is here. Who brings it has proved to be
+    /// the migration's source, if that has a secret.
+    RecoveryBegun,
+    /// In a recovery: POSTCOPY_RESUME was read.
+    ResumeRead,
     /// [`Action::FinishPages`] ended: every page is in place.
     PagesComplete,
     /// [`Action::FinishPages`] failed: pages are missing.
@@ -190,8 +206,14 @@ pub enum Action {
     /// [`Event::PagesComplete`] or `PagesFailed`.
     FinishPages,
     /// In postcopy: stop receiving pages, and leave whoever waits for a missing
-    /// one waiting. Close the channels.
+    /// one waiting. Close the channels. Ends in [`Event::ChannelsClosed`].
     KeepWaiting,
+    /// In a recovery: receive over the new channels, and answer which pages are
+    /// here.
+    Recover,
+    /// In a recovery: tell the source that this side goes on, and ask again for
+    /// the pages that are waited for.
+    SayResumed,
     /// Announce the guest's network addresses from here.
     AnnounceNetwork,
     /// Send SHUT with this value; if it cannot be sent, the source will ask.
@@ -300,6 +322,15 @@ pub enum Refusal {
     /// Abandon when it has failed already.
     #[error("nothing to abandon: the incoming migration has failed; start a new one")]
     NothingToAbandon,
+    /// A recovery when there is nothing to recover.
+    #[error(
+        "only a guest in postcopy-paused can be recovered, the state is {}; 'query-migrate' shows what became of it",
+        state.qemu_status()
+    )]
+    NotPostcopyPaused {
+        /// Where the destination stands.
+        state: State,
+    },
     /// `cont` when the guest is not held.
     #[error("cont: the incoming guest is not held in state {state:?}; before it is here it cannot run")]
     NotHeld {

@@ -1,6 +1,7 @@
 //! The destination's process: performs the machine's actions as an engine
 //! would, and checks what must hold before each.
 
+use super::recovery::ALL;
 use super::schedule::{Effect, Pairing, Place};
 use super::world::{Command, ID, Item, Message, Owner, SECOND, Side, Work, World, time};
 use crate::Status;
@@ -52,7 +53,12 @@ impl World<'_> {
                 return self.send(Side::Source, Message::Started);
             }
             Action::FinishPages => Work::Pages,
-            Action::KeepWaiting => return self.close(Side::Destination),
+            Action::KeepWaiting => {
+                self.close(Side::Destination);
+                Work::Closed
+            }
+            Action::Recover => return,
+            Action::SayResumed => return self.send(Side::Source, Message::ResumeAck),
             Action::SendShut(0) => {
                 self.says_committed("SHUT 0 was said");
                 return self.send(Side::Source, Message::Shut(0));
@@ -105,11 +111,19 @@ impl World<'_> {
                 self.destination_event(Event::LoadComplete { run });
             }
             Work::Pages => {
-                if self.fails(Effect::Place) || !self.facts.pages_arrived {
+                if self.facts.placed != ALL {
+                    // The stream keeps its order: what was sent before its end has come.
+                    self.violate("invariant 2: the stream has ended, and a page was never sent");
+                }
+                if self.fails(Effect::Place) || self.facts.placed != ALL {
                     return self.destination_event(Event::PagesFailed);
                 }
                 self.facts.pages_complete = true;
                 self.destination_event(Event::PagesComplete);
+            }
+            Work::Closed => {
+                self.forward.generation += u32::from(!self.destination.open);
+                self.destination_event(Event::ChannelsClosed);
             }
             Work::Do(effect) => self.destination_effect(effect),
             Work::QemuStarts | Work::QemuPongs | Work::QemuRuns => self.qemu_destination_does(work),
@@ -256,11 +270,9 @@ impl World<'_> {
             }
             Message::Prepare => self.destination_event(Event::PrepareRead),
             Message::Run => self.destination_event(Event::RunRead),
-            Message::Pages => {
-                // Those that were stopped place none any more.
-                let places = matches!(self.destination_state(), Some(State::Committed | State::Postcopy));
-                self.facts.pages_arrived |= places;
-            }
+            Message::Page(page) => self.places(page),
+            Message::AskBitmap => self.says_bitmap(),
+            Message::Resume => self.destination_event(Event::ResumeRead),
             Message::Eof => self.destination_event(Event::EofRead),
             _ => self.destination_event(Event::PeerMisbehaved),
         }

@@ -27,6 +27,7 @@ mod planted;
 mod qemu;
 mod qemu_state;
 mod reconnect;
+mod recovery;
 mod rng;
 mod schedule;
 mod source_side;

@@ -49,6 +49,14 @@ pub enum Planted {
     /// Source, in postcopy: gives the guest's memory up when the connection
     /// breaks.
     ForgetPagesWhenPaused,
+    /// Destination, in a recovery: lets a session in that is older than
+    /// another which it has seen.
+    AcceptStaleSession,
+    /// Destination, in a recovery: forgets a page that is in place, and places
+    /// it again.
+    ForgetPlacedPage,
+    /// Source, in a recovery: takes what it has sent for what has come.
+    DropLostPages,
     /// Source, in postcopy: runs the guest again when the connection breaks
     /// before it was heard that the destination started it.
     ResumeAfterRun,
@@ -79,7 +87,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every planted bug.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -98,6 +106,9 @@ impl Planted {
         Self::AnswerNeverWhenPaused,
         Self::IncompleteMeansNever,
         Self::ForgetPagesWhenPaused,
+        Self::AcceptStaleSession,
+        Self::ForgetPlacedPage,
+        Self::DropLostPages,
         Self::ResumeAfterRun,
         Self::ResumeAfterCommit,
         Self::ResumeAfterSilence,

@@ -130,7 +130,7 @@ impl World<'_> {
                 let at = self.local_delay();
                 self.push(at, Item::DestinationDoes(Work::QemuRuns));
             }
-            Message::Pages => self.facts.pages_arrived = true,
+            Message::Page(page) => self.facts.placed |= page,
             Message::Eof if self.schedule.postcopy => {
                 self.facts.committed = true;
                 self.facts.pages_complete = true;

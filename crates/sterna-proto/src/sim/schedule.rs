@@ -155,6 +155,8 @@ pub struct Schedule {
     pub ack: SwitchoverAck,
     /// The guest goes on at the destination before its pages are there.
     pub postcopy: bool,
+    /// An operator lets a paused postcopy go on.
+    pub resumes: bool,
     /// How many devices of the source ask (`Modern`).
     pub asks: u8,
     /// Messages may take longer than limits.
@@ -165,7 +167,7 @@ pub struct Schedule {
     pub operator_decides: bool,
     /// Hooks are exclusive, as a disk lock is; without, whoever asks gets them.
     pub locks: bool,
-    /// A lost connection is made anew.
+    /// The source connects again by itself when a connection is lost, before and after a switch to postcopy.
     pub reconnects: bool,
     /// What goes wrong.
     pub faults: Vec<Fault>,
@@ -198,6 +200,7 @@ impl Schedule {
                 SwitchoverAck::Modern,
             ]),
             postcopy: false,
+            resumes: false,
             asks: rng.below(3) as u8,
             slow_network: rng.percent(15),
             slow_local: rng.percent(15),
@@ -212,9 +215,12 @@ impl Schedule {
         }
         let can_do_postcopy = matches!(pairing, Pairing::Sternas | Pairing::ToQemu { return_path: true });
         schedule.postcopy = can_do_postcopy && rng.percent(40);
+        schedule.resumes = schedule.postcopy && rng.percent(60);
+        schedule.reconnects = schedule.postcopy && rng.percent(30);
+        let loses = pairing == Pairing::Sternas && rng.percent(50);
+        schedule.reconnects |= loses;
         schedule.draw_faults(&mut rng);
-        if pairing == Pairing::Sternas && rng.percent(50) {
-            schedule.reconnects = true;
+        if loses {
             schedule.draw_losses(&mut rng);
         }
         schedule
@@ -251,8 +257,12 @@ impl Schedule {
         }
         let failures = rng.pick(&[0, 0, 1, 1, 2]);
         for _ in 0..failures {
-            let times = rng.pick(&[1, 1, 1, 2, Fault::ALWAYS]);
+            let mut times = rng.pick(&[1, 1, 1, 2, Fault::ALWAYS]);
             let effect = rng.pick(&Effect::ALL);
+            if effect == Effect::Place && self.reconnects {
+                // A source that connects again by itself does so as often as it loses a connection.
+                times = times.min(2);
+            }
             self.faults.push(Fault::Fail { effect, times });
         }
         // Only a managed QEMU source, or one without return path, gets us held.
@@ -287,6 +297,8 @@ impl Schedule {
             let paused = rng.pick(&[
                 Place::Source(source::State::PostcopyPaused),
                 Place::Destination(destination::State::PostcopyPaused),
+                Place::Source(source::State::PostcopyRecover),
+                Place::Destination(destination::State::PostcopyRecover),
             ]);
             self.faults.push(strike(rng, paused));
         }

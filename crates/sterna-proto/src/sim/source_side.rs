@@ -89,6 +89,12 @@ impl World<'_> {
             // Only of a protection.
             Action::TakeCheckpoints => return,
             Action::ReportUndecided(_) | Action::ReportPaused(_) => {
+                let is_paused = matches!(action, Action::ReportPaused(_));
+                if is_paused && self.schedule.resumes && self.source.retries < 4 {
+                    self.source.retries += 1;
+                    let at = self.rng.below(6 * SECOND);
+                    self.push(at, Item::Operator(Command::Resume));
+                }
                 if self.schedule.operator_decides {
                     self.push(40 * SECOND, Item::Operator(Command::Decide));
                 }
@@ -98,7 +104,12 @@ impl World<'_> {
                 let delay = self.network_delay();
                 return self.push(delay, Item::QuestionArrives);
             }
-            Action::CloseChannels | Action::BreakOff => return self.close(Side::Source),
+            Action::BreakOff => return self.close(Side::Source),
+            Action::CloseChannels => {
+                self.close(Side::Source);
+                Work::Closed
+            }
+            Action::Recover => return self.source_dials(),
             Action::ReacquireHooks => Work::Do(Effect::Reacquire),
             Action::ResumeGuest => Work::Do(Effect::Resume),
             Action::StopTracking => Work::Do(Effect::Untrack),
@@ -159,12 +170,22 @@ impl World<'_> {
                 self.source_event(Event::EofFailed);
             }
             Work::Pages if self.source.open && self.source_state() == Some(State::Postcopy) => {
-                self.send(Side::Destination, Message::Pages);
+                for bit in 0..4 {
+                    if self.facts.sent & (1 << bit) == 0 {
+                        self.facts.sent |= 1 << bit;
+                        self.send(Side::Destination, Message::Page(1 << bit));
+                    }
+                }
                 self.source_event(Event::PagesSent);
                 self.facts.pages_out = true;
                 self.send(Side::Destination, Message::Eof);
             }
             Work::EofDone if self.source.open => self.source_event(Event::EofSent),
+            Work::Closed => {
+                // Nothing of these channels is fed any more.
+                self.back.generation += u32::from(!self.source.open);
+                self.source_event(Event::ChannelsClosed);
+            }
             Work::Do(effect) => self.source_effect(effect),
             Work::QemuStops | Work::QemuReleases | Work::QemuEof | Work::QemuResumes => {
                 self.qemu_source_does(work);
@@ -261,6 +282,8 @@ impl World<'_> {
             Message::ReconnectsPong => self.source_event(Event::MayReconnect),
             Message::CompatibilityPong => self.source_event(Event::CompatibilityAccepted),
             Message::Ack => self.source_event(Event::SwitchoverAck),
+            Message::Bitmap(bits) => self.hears_bitmap(bits),
+            Message::ResumeAck => self.source_event(Event::ResumeAcknowledged),
             Message::Started => self.source_event(Event::DestinationStarted),
             Message::PreparePong => self.source_event(Event::PrepareAcknowledged),
             Message::Shut(code) => self.source_event(Event::Shut(code)),
@@ -305,6 +328,7 @@ impl World<'_> {
             Command::Continue => self.source_event(Event::OperatorContinue),
             Command::Retry => self.source_event(Event::OperatorRetry),
             Command::Decide => self.decide(),
+            Command::Resume => self.source_event(Event::ResumeRequested),
             Command::Cont => self.destination_event(destination::Event::OperatorCont),
             Command::Abandon => {
                 if self.destination.machine.is_some() && self.destination.alive {
@@ -317,7 +341,10 @@ impl World<'_> {
 
     /// An operator who looks at the destination first, and makes sure.
     fn decide(&mut self) {
-        let is_open = matches!(self.source_state(), Some(State::Undecided | State::PostcopyPaused));
+        let is_open = matches!(
+            self.source_state(),
+            Some(State::Undecided | State::PostcopyPaused | State::PostcopyRecover)
+        );
         if !is_open || !self.source.alive {
             return;
         }

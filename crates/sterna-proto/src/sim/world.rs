@@ -48,16 +48,23 @@ pub(super) enum Message {
     Final,
     Prepare,
     Run,
-    Pages,
+    Page(u8),
+    AskBitmap,
+    Resume,
     Eof,
     // Destination to source.
-    HelloPong { sterna: bool },
+    HelloPong {
+        sterna: bool,
+    },
     CompatibilityPong,
     ReconnectsPong,
     Ack,
     PreparePong,
     Started,
     Shut(u32),
+    /// Which pages are in place.
+    Bitmap(u8),
+    ResumeAck,
     Garbage,
 }
 
@@ -73,6 +80,13 @@ pub(super) enum Item {
     /// This side notices that the connection of this session is broken.
     Broken(Side, u32),
     QuestionArrives,
+    /// In postcopy: a source that has begun this session reaches the destination.
+    RecoveryDial(u32),
+    /// It waits to be let in.
+    Waits(u32),
+    /// It was let in, or not.
+    Connected(u32),
+    NotConnected(u32),
     Answer(Option<Status>),
     /// The source's dial of this number reaches the destination's address.
     Dial(u32),
@@ -94,6 +108,7 @@ pub(super) enum Work {
     RunByte,
     EofDone,
     Pages,
+    Closed,
     Load,
     Do(Effect),
     QemuStops,
@@ -112,6 +127,7 @@ pub(super) enum Command {
     Decide,
     Cont,
     Abandon,
+    Resume,
 }
 
 /// One direction of the connection: ordered, delayed, and cut for good.
@@ -146,8 +162,13 @@ pub(super) struct Facts {
     pub(super) run_out: bool,
     /// All pages have gone out, have come, are in place.
     pub(super) pages_out: bool,
-    pub(super) pages_arrived: bool,
     pub(super) pages_complete: bool,
+    /// Pages in place at the destination, and pages that the source will not send any more, as bits.
+    pub(super) placed: u8,
+    pub(super) sent: u8,
+    /// The last session that the source has begun, and the newest that has reached the destination.
+    pub(super) session: u32,
+    pub(super) newest: u32,
     /// The destination has run the guest, or taken it over.
     pub(super) taken_over: bool,
     /// The destination said SHUT 1 or *never*.
@@ -239,7 +260,10 @@ impl<'a> World<'a> {
             // No handover: `replica::sim` plays what follows a seeding.
             protects: false,
             postcopy: schedule.postcopy,
-            limits: limits(),
+            limits: Limits {
+                reconnect: Duration::from_secs(if schedule.reconnects { 10 } else { 0 }),
+                ..limits()
+            },
         };
         let destination_config =
             destination::Config { autostart: schedule.autostart, managed, limits: limits() };
@@ -352,6 +376,10 @@ impl<'a> World<'a> {
                 }
             }
             Item::QuestionArrives => self.question(),
+            Item::RecoveryDial(session) => self.recovery_dialled(session),
+            Item::Waits(session) => self.waits(session),
+            Item::Connected(session) => self.connected(session),
+            Item::NotConnected(session) => self.not_connected(session),
             Item::Answer(status) => self.answer(status),
             Item::Dial(number) => self.dialled(number),
             Item::DialEnds(number, end) => self.dial_ended(number, end),

@@ -18,6 +18,12 @@ pub(super) struct Ledger {
     pub(super) postcopy: bool,
     /// In postcopy, all pages and EOF have gone out.
     pub(super) pages_sent: bool,
+    /// Nothing of the channels is fed any more.
+    pub(super) channels_closed: bool,
+    /// In postcopy, an operator wants to go on, as soon as that is so.
+    pub(super) resumes: bool,
+    /// In postcopy, the source connects again by itself until then.
+    pub(super) recover_until: Option<Duration>,
     /// How the migration will have ended.
     pub(super) end: Option<End>,
     pub(super) hold: Option<Hold>,

@@ -30,7 +30,9 @@
 //! With [`Event::PostcopyRequested`] the commit is RUN instead of EOF, and what
 //! follows AwaitingAck is Postcopy, in which the pages go, and Completed at
 //! SHUT 0. A loss in Postcopy leads to PostcopyPaused, from where nothing
-//! leads back: only an answer or an operator ends it.
+//! lets the guest run here again. An operator, or the source by itself within
+//! [`Limits::reconnect`](crate::Limits::reconnect), leads over PostcopyRecover
+//! back to Postcopy; an answer or an operator ends it.
 //!
 //! * `table.rs` holds every transition; `postcopy.rs` those behind a commit
 //!   in postcopy; `undo.rs` holds the way back. A ledger
@@ -161,6 +163,7 @@ impl Source {
             State::AwaitingAck | State::Seeding => limits.acknowledge,
             // A peer that cannot be asked leaves the decision to the operator.
             State::Undecided | State::PostcopyPaused if self.peer.sterna => limits.ask,
+            State::PostcopyRecover => limits.setup,
             _ => Duration::MAX,
         };
         self.state = state;

@@ -3,6 +3,9 @@
 //! Once the destination has said that it started the guest, the source never
 //! runs it again: what is here is the guest's past. Before that, only the word
 //! of a Sterna that it never started it, or an operator's, brings it back.
+//!
+//! A recovery (PostcopyRecover) begins when nothing of the lost channels is fed
+//! any more, so that nothing old can pass for something new.
 
 use super::table::{IGNORE, Step};
 use super::{Action as A, Cause, Decision, Event as E, Refusal, Source, State as S};
@@ -29,6 +32,18 @@ impl Source {
                 self.complete(now)
             }
 
+            // Once more, over other channels.
+            (S::PostcopyPaused, E::ResumeRequested) if self.ledger.channels_closed => self.recover(now),
+            (S::PostcopyPaused, E::ResumeRequested) => {
+                self.ledger.resumes = true;
+                IGNORE
+            }
+            (S::PostcopyRecover, E::ResumeAcknowledged) => {
+                self.ledger.pages_sent = false;
+                self.ledger.recover_until = None;
+                self.go(now, S::Postcopy, &[A::SendPages])
+            }
+
             // It cannot have all pages: it lies, and may run the guest.
             (S::Committing | S::AwaitingAck, E::Shut(0)) => self.undecided(now, Cause::PeerMisbehaved),
             // A QEMU says so after it has run the guest, too.
@@ -39,32 +54,48 @@ impl Source {
             (S::Undecided, E::Shut(_)) if !self.peer.sterna => IGNORE,
 
             // It was started there: whatever happens, it is not run here.
-            (S::Postcopy, E::ConnectionLost) => self.paused(now, Cause::ConnectionLost),
-            (S::Postcopy, E::PeerMisbehaved | E::Shut(0) | E::PrepareAcknowledged | E::SwitchoverAck) => {
-                self.paused(now, Cause::PeerMisbehaved)
+            (S::Postcopy | S::PostcopyRecover, E::ConnectionLost) => self.paused(now, Cause::ConnectionLost),
+            (
+                S::Postcopy | S::PostcopyRecover,
+                E::PeerMisbehaved | E::Shut(0) | E::PrepareAcknowledged | E::SwitchoverAck,
+            ) => self.paused(now, Cause::PeerMisbehaved),
+            (S::Postcopy | S::PostcopyRecover, E::Shut(code)) => {
+                self.paused(now, Cause::DestinationFailed(code))
             }
-            (S::Postcopy, E::Shut(code)) => self.paused(now, Cause::DestinationFailed(code)),
-            (S::Postcopy, E::LocalFailure) => self.paused(now, Cause::LocalFailure),
-            (state @ (S::Postcopy | S::PostcopyPaused), E::Cancel) => {
+            (S::Postcopy | S::PostcopyRecover, E::LocalFailure) => self.paused(now, Cause::LocalFailure),
+            (state @ S::PostcopyRecover, E::Tick) if self.is_due(now) => {
+                self.paused(now, Cause::TimedOut(state))
+            }
+            (state @ (S::Postcopy | S::PostcopyPaused | S::PostcopyRecover), E::Cancel) => {
                 Err(Refusal::CancelAfterCommit { state })
             }
 
             // Facts and the operator decide, all else asks again.
-            (S::Undecided | S::PostcopyPaused, E::AskAnswered(Status::Committed)) => self.complete(now),
+            (S::Undecided | S::PostcopyPaused | S::PostcopyRecover, E::AskAnswered(Status::Committed)) => {
+                self.complete(now)
+            }
             (S::Undecided, E::AskAnswered(Status::Incomplete)) => self.paused(now, Cause::ConnectionLost),
             (S::PostcopyPaused, E::AskAnswered(_) | E::AskFailed) if self.peer.sterna => {
-                self.deadline = after(now, self.config.limits.ask_interval);
+                let limits = &self.config.limits;
+                let interval = match self.ledger.recover_until {
+                    Some(_) => limits.reconnect_interval,
+                    None => limits.ask_interval,
+                };
+                self.deadline = after(now, interval);
                 IGNORE
             }
-            (S::PostcopyPaused, E::Tick) if self.is_due(now) => {
-                self.go(now, S::PostcopyPaused, &[A::AskAgain])
+            (S::PostcopyPaused, E::Tick) if self.is_due(now) => self.tries_again(now),
+            (S::PostcopyPaused | S::PostcopyRecover, E::OperatorDecides(Decision::DestinationRuns)) => {
+                self.complete(now)
             }
-            (S::PostcopyPaused, E::OperatorDecides(Decision::DestinationRuns)) => self.complete(now),
-            (S::PostcopyPaused, E::OperatorDecides(Decision::SourceRuns)) => Err(Refusal::RanElsewhere),
+            (S::PostcopyPaused | S::PostcopyRecover, E::OperatorDecides(Decision::SourceRuns)) => {
+                Err(Refusal::RanElsewhere)
+            }
 
             // Too late to matter.
+            (S::Postcopy, E::AskAnswered(_) | E::AskFailed) => IGNORE,
             (
-                S::PostcopyPaused,
+                S::PostcopyPaused | S::PostcopyRecover,
                 E::EofSent
                 | E::EofFailed
                 | E::DestinationStarted
@@ -93,17 +124,54 @@ impl Source {
         Ok(actions)
     }
 
+    /// Nothing of the last channels is fed any more.
+    pub(super) fn channels_closed(&mut self, now: Duration) -> Step {
+        self.ledger.channels_closed = true;
+        if self.state == S::PostcopyPaused && self.ledger.resumes { self.recover(now) } else { IGNORE }
+    }
+
+    fn recover(&mut self, now: Duration) -> Step {
+        self.ledger.resumes = false;
+        self.go(now, S::PostcopyRecover, &[A::Recover])
+    }
+
     fn paused(&mut self, now: Duration, cause: Cause) -> Step {
-        let was_closed = self.state == S::Undecided;
+        let before = self.state;
+        let tries = self.ledger.recover_until.is_some();
+        if before != S::PostcopyRecover {
+            let window = self.config.limits.reconnect;
+            let may = cause == Cause::ConnectionLost && self.peer.sterna && !window.is_zero();
+            self.ledger.recover_until = if may { after(now, window) } else { None };
+        } else if matches!(cause, Cause::PeerMisbehaved | Cause::LocalFailure) {
+            // It would end so every time.
+            self.ledger.recover_until = None;
+        }
         self.enter(now, S::PostcopyPaused);
         let mut actions = Vec::new();
-        if !was_closed {
+        if before != S::Undecided {
+            self.ledger.channels_closed = false;
             actions.push(A::CloseChannels);
         }
-        actions.push(A::ReportPaused(cause));
+        // An attempt of the source's own that fails is no news.
+        if !(before == S::PostcopyRecover && tries && self.ledger.recover_until.is_some()) {
+            actions.push(A::ReportPaused(cause));
+        }
         if self.peer.sterna {
             actions.push(A::AskAgain);
         }
         Ok(actions)
+    }
+
+    /// What is due in a pause: to connect again within the window, to ask behind it.
+    fn tries_again(&mut self, now: Duration) -> Step {
+        match self.ledger.recover_until {
+            Some(until) if now < until && self.ledger.channels_closed => self.recover(now),
+            Some(until) if now >= until => {
+                self.ledger.recover_until = None;
+                let cause = Cause::TimedOut(S::PostcopyPaused);
+                self.go(now, S::PostcopyPaused, &[A::ReportPaused(cause), A::AskAgain])
+            }
+            _ => self.go(now, S::PostcopyPaused, &[A::AskAgain]),
+        }
     }
 }

@@ -17,6 +17,12 @@ impl Source {
     /// The table: (state, event) → next state and actions. Rows are read from
     /// the top; the first that fits counts.
     pub(super) fn step(&mut self, now: Duration, event: E) -> Step {
+        let event = match event {
+            E::ChannelsClosed => return self.channels_closed(now),
+            // An answer without a question.
+            E::ResumeAcknowledged if self.state != S::PostcopyRecover => E::PeerMisbehaved,
+            event => event,
+        };
         if self.ledger.postcopy
             && let Some(step) = self.in_postcopy(now, event)
         {
@@ -57,6 +63,7 @@ impl Source {
             (S::Seeding, E::EofSent) => IGNORE,
             (S::Seeding, E::EofFailed) => self.fail(now, Cause::Eof),
             (S::Seeding, E::Shut(0)) => self.protected(now),
+            (state @ S::Protected, E::ResumeRequested) => Err(Refusal::NotPostcopyPaused { state }),
             (S::Protected, event) => self.in_protection(now, event),
 
             // A lost connection, where another one will do.
@@ -152,6 +159,7 @@ impl Source {
             (state, E::Cancel) => Err(Refusal::NothingToCancel { state }),
             (state, E::OperatorContinue) => Err(Refusal::NotPreSwitchover { state }),
             (state, E::OperatorDecides(_)) => Err(Refusal::NotUndecided { state }),
+            (state, E::ResumeRequested) => Err(Refusal::NotPostcopyPaused { state }),
             (state, E::OperatorRetry) => Err(Refusal::NotHeld { state }),
 
             // Too early, or too late to matter: after the commit only facts

@@ -86,6 +86,9 @@ pub enum State {
     Postcopy,
     /// The same, and the connection broke: here the guest's memory is kept.
     PostcopyPaused,
+    /// The same, and the source connects again: it asks which pages the
+    /// destination has, and tells it to go on.
+    PostcopyRecover,
     /// Committed, and nobody knows whether the destination runs the guest:
     /// asks again. The guest stays stopped.
     Undecided,
@@ -106,7 +109,7 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Setup,
         Self::Identifying,
         Self::Comparing,
@@ -124,6 +127,7 @@ impl State {
         Self::AwaitingAck,
         Self::Postcopy,
         Self::PostcopyPaused,
+        Self::PostcopyRecover,
         Self::Undecided,
         Self::Cancelling,
         Self::Failing,
@@ -149,6 +153,7 @@ impl State {
             | Self::Undecided => "device",
             Self::Postcopy => "postcopy-active",
             Self::PostcopyPaused => "postcopy-paused",
+            Self::PostcopyRecover => "postcopy-recover",
             Self::Protected => "colo",
             Self::Cancelling => "cancelling",
             Self::Failing => "failing",
@@ -168,6 +173,7 @@ impl State {
                 | Self::AwaitingAck
                 | Self::Postcopy
                 | Self::PostcopyPaused
+                | Self::PostcopyRecover
                 | Self::Undecided
                 | Self::Completed
         )
@@ -248,6 +254,14 @@ pub enum Event {
     DestinationStarted,
     /// In postcopy: every page and EOF are about to go out.
     PagesSent,
+    /// [`Action::CloseChannels`] ended: nothing of these channels is fed any
+    /// more.
+    ChannelsClosed,
+    /// The operator wants a paused postcopy to go on (QMP `migrate` with
+    /// `resume`).
+    ResumeRequested,
+    /// In a recovery: the destination goes on.
+    ResumeAcknowledged,
     /// SHUT was read.
     Shut(u32),
     /// A channel ended or failed.
@@ -338,6 +352,10 @@ pub enum Action {
     /// destination asks for. Ends in [`Event::PagesSent`], EOF, and then
     /// [`Event::Shut`].
     SendPages,
+    /// In postcopy: connect again, learn which pages the destination has, and
+    /// tell it to go on. Ends in [`Event::ResumeAcknowledged`] (or
+    /// `ConnectionLost`, `PeerMisbehaved`, `LocalFailure`).
+    Recover,
     /// Tell the operator that nobody knows who runs the guest, and what to do.
     ReportUndecided(Cause),
     /// Tell the operator that the destination runs the guest and may lack
@@ -500,6 +518,15 @@ pub enum Refusal {
         "the source cannot run the guest any more: it has run at the destination since, and what is here is its past.          Decide destination-runs to give its memory up here, once the guest is complete there or lost"
     )]
     RanElsewhere,
+    /// A recovery when there is nothing to recover.
+    #[error(
+        "migrate with resume works only in postcopy-paused, the state is {}; leave resume out to start a new migration",
+        state.qemu_status()
+    )]
+    NotPostcopyPaused {
+        /// Where the source stands.
+        state: State,
+    },
     /// A decision when there is nothing to decide.
     #[error(
         "nothing to decide: only an undecided migration takes an operator's decision, the state is {state:?}"

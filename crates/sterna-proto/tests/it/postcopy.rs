@@ -241,3 +241,131 @@ fn destination_of_a_qemu_loads_and_runs_at_run() {
     );
     assert_eq!(tell(E::GuestStarted), [A::SayStarted, A::AnnounceNetwork]);
 }
+
+/// What a paused source was told, and what it asks for then.
+fn paused_source(config: sterna_proto::Limits) -> Source {
+    use src::Event as E;
+    let config = src::Config { return_path: true, postcopy: true, limits: config, ..Default::default() };
+    let mut machine = Source::new(config, NOW);
+    for event in [
+        E::ChannelsReady,
+        E::PeerIdentified(src::Peer { sterna: true, features: 0 }),
+        GO,
+        E::GuestStopped { was_running: true },
+        E::HooksReleased,
+        E::FinalStateSent,
+        E::PrepareAcknowledged,
+        E::EofSent,
+        E::DestinationStarted,
+        E::PagesSent,
+        E::ConnectionLost,
+    ] {
+        machine.handle(NOW, event).expect("not refused");
+    }
+    machine
+}
+
+#[test]
+fn source_goes_on_when_nothing_of_the_lost_channels_is_left_and_never_runs_the_guest() {
+    use src::{Action as A, Event as E, State as S};
+    let mut machine = paused_source(Default::default());
+    let mut tell = |event| machine.handle(NOW, event);
+    // What the old threads still have to say comes before the channels are closed.
+    assert_eq!(tell(E::ResumeRequested), Ok(vec![]));
+    assert_eq!(tell(E::ConnectionLost), Ok(vec![]));
+    assert_eq!(tell(E::ChannelsClosed), Ok(vec![A::Recover]));
+    assert_eq!(tell(E::ResumeRequested), Err(Refusal::NotPostcopyPaused { state: S::PostcopyRecover }));
+    assert_eq!(tell(E::OperatorDecides(Decision::SourceRuns)), Err(Refusal::RanElsewhere));
+    assert!(tell(E::Cancel).is_err());
+    assert_eq!(tell(E::ResumeAcknowledged), Ok(vec![A::SendPages]));
+    let lie = tell(E::Shut(0)).expect("not refused");
+    assert_eq!(lie[0], A::CloseChannels, "its pages were not sent again");
+    assert!(!machine.may_guest_run());
+}
+
+#[test]
+fn source_whose_attempt_fails_is_paused_as_before_and_may_try_again() {
+    use src::{Action as A, Cause, Event as E, State as S};
+    for (event, cause) in [
+        (E::ConnectionLost, Cause::ConnectionLost),
+        (E::PeerMisbehaved, Cause::PeerMisbehaved),
+        (E::LocalFailure, Cause::LocalFailure),
+        (E::Shut(1), Cause::DestinationFailed(1)),
+        (E::Tick, Cause::TimedOut(S::PostcopyRecover)),
+    ] {
+        let mut machine = paused_source(Default::default());
+        for event in [E::ChannelsClosed, E::ResumeRequested] {
+            machine.handle(NOW, event).expect("not refused");
+        }
+        let late = Duration::from_secs(100_000);
+        let actions = machine.handle(late, event).expect("not refused");
+        assert_eq!(actions, [A::CloseChannels, A::ReportPaused(cause), A::AskAgain]);
+        machine.handle(late, E::ChannelsClosed).expect("not refused");
+        assert_eq!(machine.handle(late, E::ResumeRequested), Ok(vec![A::Recover]));
+    }
+}
+
+#[test]
+fn source_connects_again_by_itself_within_its_window_and_then_waits_for_an_operator() {
+    use src::{Action as A, Cause, Event as E, State as S};
+    let second = Duration::from_secs(1);
+    let limits =
+        sterna_proto::Limits { reconnect: 3 * second, reconnect_interval: second, ..Default::default() };
+    let mut machine = paused_source(limits);
+    let mut tell = |at: u32, event| machine.handle(second * at, event).expect("not refused");
+    tell(0, E::ChannelsClosed);
+    tell(0, E::AskAnswered(Status::Incomplete));
+    assert_eq!(tell(1, E::Tick), [A::Recover]);
+    assert_eq!(tell(1, E::ConnectionLost), [A::CloseChannels, A::AskAgain], "no news");
+    tell(1, E::ChannelsClosed);
+    tell(1, E::AskFailed);
+    assert_eq!(tell(2, E::Tick), [A::Recover]);
+    tell(2, E::ConnectionLost);
+    tell(2, E::ChannelsClosed);
+    tell(2, E::AskFailed);
+    let given_up = [A::ReportPaused(Cause::TimedOut(S::PostcopyPaused)), A::AskAgain];
+    assert_eq!(tell(3, E::Tick), given_up);
+    assert_eq!(tell(3, E::ResumeRequested), [A::Recover], "by hand");
+    tell(3, E::ResumeAcknowledged);
+    tell(9, E::ConnectionLost);
+    tell(9, E::ChannelsClosed);
+    tell(9, E::AskFailed);
+    assert_eq!(tell(10, E::Tick), [A::Recover], "another loss has a window of its own");
+    // What cannot go well another time is not tried again.
+    assert_eq!(tell(10, E::PeerMisbehaved)[1], A::ReportPaused(Cause::PeerMisbehaved));
+    tell(10, E::ChannelsClosed);
+    tell(10, E::AskFailed);
+    assert_eq!(tell(12, E::Tick), [A::AskAgain]);
+}
+
+#[test]
+fn resume_is_refused_when_nothing_is_paused() {
+    let mut running = active(true);
+    let refused = running.handle(NOW, src::Event::ResumeRequested);
+    assert!(matches!(refused, Err(Refusal::NotPostcopyPaused { .. })));
+    let answered = active(true).handle(NOW, src::Event::ResumeAcknowledged).expect("not refused");
+    assert!(answered.contains(&src::Action::CloseChannels), "an answer without a question");
+}
+
+#[test]
+fn destination_lets_a_source_in_when_nothing_of_the_lost_channels_is_left() {
+    use dst::{Action as A, Event as E, Refusal, State as S};
+    let mut machine = destination(&[E::RunRead, E::GuestStarted]);
+    let early = machine.handle(NOW, E::RecoveryBegun);
+    assert_eq!(early, Err(Refusal::NotPostcopyPaused { state: S::Postcopy }));
+    let wait = [A::KeepWaiting, A::ReportHeld(dst::Held::Pages)];
+    // The end was on its way, and the source knows better.
+    machine.handle(NOW, E::EofRead).expect("not refused");
+    assert_eq!(machine.handle(NOW, E::Superseded).expect("not refused"), wait);
+    assert!(machine.handle(NOW, E::RecoveryBegun).is_err() && !machine.may_recover());
+    let mut tell = |event| machine.handle(NOW, event).expect("not refused");
+    tell(E::ChannelsClosed);
+    assert_eq!(tell(E::RecoveryBegun), [A::Recover]);
+    assert_eq!(tell(E::StatusAsked(ID)), [A::Answer(Status::Incomplete)]);
+    assert_eq!(tell(E::ConnectionLost), wait, "twice in a row");
+    tell(E::ChannelsClosed);
+    tell(E::RecoveryBegun);
+    assert_eq!(tell(E::ResumeRead), [A::SayResumed]);
+    assert_eq!(tell(E::EofRead), [A::FinishPages]);
+    assert_eq!(tell(E::PagesComplete)[0], A::SendShut(0));
+}

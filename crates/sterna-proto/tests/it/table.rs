@@ -44,6 +44,9 @@ fn source_events() -> Vec<src::Event> {
         E::EofFailed,
         E::DestinationStarted,
         E::PagesSent,
+        E::ChannelsClosed,
+        E::ResumeRequested,
+        E::ResumeAcknowledged,
         E::Shut(0),
         E::Shut(1),
         E::ConnectionLost,
@@ -122,6 +125,7 @@ fn source_path(state: src::State) -> Vec<src::Event> {
         }
         S::Postcopy => in_postcopy(&[]),
         S::PostcopyPaused => in_postcopy(&[E::ConnectionLost]),
+        S::PostcopyRecover => in_postcopy(&[E::ConnectionLost, E::ChannelsClosed, E::ResumeRequested]),
         S::Cancelling => then(S::Preparing, &[E::Cancel]),
         S::Failing => then(S::Preparing, &[E::ConnectionLost]),
         S::Cancelled => then(S::Preparing, &[&[E::Cancel], &undone[..]].concat()),
@@ -141,7 +145,10 @@ fn source_in(state: src::State) -> Source {
         pause_before_switchover: true,
         protects: state.is_of_protection(),
         limits: limits(),
-        postcopy: matches!(state, src::State::Postcopy | src::State::PostcopyPaused),
+        postcopy: matches!(
+            state,
+            src::State::Postcopy | src::State::PostcopyPaused | src::State::PostcopyRecover
+        ),
         ..Default::default()
     };
     let mut machine = Source::new(config, START);
@@ -162,6 +169,10 @@ fn destination_events() -> Vec<dst::Event> {
         E::PostcopyBegins,
         E::RunRead,
         E::EofRead,
+        E::Superseded,
+        E::ChannelsClosed,
+        E::RecoveryBegun,
+        E::ResumeRead,
         E::PagesComplete,
         E::PagesFailed,
         E::LoadComplete { run: true },
@@ -206,6 +217,16 @@ fn destination_path(state: dst::State) -> Vec<dst::Event> {
         S::PostcopyPaused => {
             then(&[E::PrepareRead, run, E::HooksAcquired, E::RunRead, E::GuestStarted, E::ConnectionLost])
         }
+        S::PostcopyRecover => then(&[
+            E::PrepareRead,
+            run,
+            E::HooksAcquired,
+            E::RunRead,
+            E::GuestStarted,
+            E::ConnectionLost,
+            E::ChannelsClosed,
+            E::RecoveryBegun,
+        ]),
         S::Running => then(&[E::PrepareRead, run, E::HooksAcquired, E::EofRead, E::GuestStarted]),
         S::Paused => then(&[E::PrepareRead, paused, E::HooksAcquired, E::EofRead]),
         S::Held => {

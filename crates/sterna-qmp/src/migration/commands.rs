@@ -46,6 +46,7 @@ impl Handler for MigrationControl {
                 .optional("uri", Text)
                 .optional("channels", Array)
                 .optional("exit-on-error", Boolean),
+            CommandSpec::new("migrate-recover").required("uri", Text),
             CommandSpec::new("migrate_cancel").optional("x-sterna-force", Boolean),
             CommandSpec::new("migrate-continue").required("state", Text),
             CommandSpec::new("migrate-set-capabilities").required("capabilities", Array),
@@ -94,14 +95,11 @@ impl Handler for MigrationControl {
                 Ok(json!({}))
             }
             "migrate" => {
-                if Arguments(arguments).flag("resume")? {
-                    return Err(QmpError::generic(
-                        "Cannot resume: Sterna does not recover a migration that is paused in postcopy yet; to start a new one, \
-                         leave 'resume' out",
-                    ));
-                }
                 let to = address::from_arguments(command, arguments)?;
-                self.migrate_from(to, context).map(done)
+                match Arguments(arguments).flag("resume")? {
+                    true => self.resume_from(to, context).map(done),
+                    false => self.migrate_from(to, context).map(done),
+                }
             }
             "migrate-incoming" => {
                 if Arguments(arguments).flag("exit-on-error")? {
@@ -112,6 +110,10 @@ impl Handler for MigrationControl {
                 }
                 let at = address::from_arguments(command, arguments)?;
                 self.listen_from(at, context).map(done)
+            }
+            "migrate-recover" => {
+                let at = address::from_uri(text("uri")?)?;
+                self.recover_from(at, context).map(done)
             }
             "migrate_cancel" => {
                 let force = Arguments(arguments).flag("x-sterna-force")?;
@@ -155,6 +157,14 @@ impl MigrationControl {
 
     pub(super) fn listen_from(&self, at: Address, context: &mut Context) -> Result<(), QmpError> {
         self.listen(&with_descriptor(at, context)?)
+    }
+
+    pub(super) fn resume_from(&self, to: Address, context: &mut Context) -> Result<(), QmpError> {
+        self.resume(&with_descriptor(to, context)?)
+    }
+
+    pub(super) fn recover_from(&self, at: Address, context: &mut Context) -> Result<(), QmpError> {
+        self.recover(&with_descriptor(at, context)?)
     }
 
     fn describe(&self, command: &str) -> Result<Value, QmpError> {

@@ -1,5 +1,6 @@
 //! One VM's migrations: what operators have set, what runs, and which command is refused when.
 
+mod postcopy;
 mod protecting;
 
 use std::sync::Arc;
@@ -251,23 +252,6 @@ impl MigrationControl {
         outgoing.continue_switchover().map_err(QmpError::generic)
     }
 
-    /// `migrate-start-postcopy`: the guest goes on at the destination, and its pages follow it.
-    ///
-    /// # Errors
-    /// Without `postcopy-ram`, before `migrate`, and when the guest is being handed over already.
-    pub fn start_postcopy(&self) -> Result<(), QmpError> {
-        if !self.capabilities().get("postcopy-ram") {
-            return Err(QmpError::generic(
-                "Enable postcopy with migrate_set_capability before the start of migration: 'postcopy-ram', on both sides",
-            ));
-        }
-        let running = self.outgoing().filter(|outgoing| !outgoing.status().is_terminal());
-        let running = running.ok_or_else(|| {
-            QmpError::generic("Must be issued after the migration has been started; say 'migrate' first")
-        })?;
-        running.start_postcopy().map_err(QmpError::generic)
-    }
-
     /// `x-sterna-decide`: says where the guest is when the acknowledgement was lost.
     pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
         let (outgoing, incoming) = self.handles();
@@ -418,6 +402,7 @@ impl MigrationControl {
             | Status::PostcopyDevice
             | Status::PostcopyActive
             | Status::PostcopyPaused
+            | Status::PostcopyRecover
             | Status::Undecided => "finish-migrate",
             _ if self.state.lock().is_prelaunch() => "prelaunch",
             _ => "paused",

@@ -110,6 +110,10 @@ pub trait Outgoing: Send + Sync {
     fn start_postcopy(&self) -> Result<(), String> {
         Err("this engine has no postcopy".to_owned())
     }
+    /// Goes on over another connection after that of a postcopy broke.
+    fn resume(&self, to: &Address) -> Result<(), String> {
+        Err(format!("this engine has no postcopy that could go on at {to}"))
+    }
     /// Takes over the live ones of `parameters`.
     fn set_live(&self, parameters: &Parameters);
     /// Brings back a guest that is held stopped since bringing it back had failed.
@@ -143,6 +147,10 @@ pub trait Receiving: Send + Sync {
     /// Whether the guest starts when it has come, if it ran at the source. Returns whether it will be so: too
     /// late once everything is loaded.
     fn set_autostart(&self, on: bool) -> bool;
+    /// Listens at another address, too, for the source of a guest that lacks pages.
+    fn recover_at(&self, at: &Address) -> Result<(), String> {
+        Err(format!("this engine has no postcopy that could go on at {at}"))
+    }
     /// Starts a held guest.
     fn release(&self) -> Result<(), String>;
     /// The protection that this is the standby of, if it is one.

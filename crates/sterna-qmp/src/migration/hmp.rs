@@ -59,6 +59,10 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
             let at = address::from_uri(uri)?;
             control.listen_from(at, context).map(nothing)
         }
+        ["migrate_recover", uri] => {
+            let at = address::from_uri(uri)?;
+            control.recover_from(at, context).map(nothing)
+        }
         ["object_add", options] => control.add_object(&object(options)?).map(nothing),
         ["object_del", id] => control.delete_object(id).map(nothing),
         ["migrate_start_postcopy"] => control.start_postcopy().map(nothing),
@@ -74,6 +78,7 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
             "migrate_set_parameter"
             | "migrate_set_capability"
             | "migrate_incoming"
+            | "migrate_recover"
             | "migrate_cancel"
             | "object_add"
             | "object_del"
@@ -95,7 +100,7 @@ fn unknown(line: &str) -> QmpError {
         "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
          info status, info dirty_rate, info vcpu_dirty_limit, calc_dirty_rate, set_vcpu_dirty_limit, \
          cancel_vcpu_dirty_limit, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
-         migrate_cancel, migrate_continue, migrate_start_postcopy, object_add, object_del, stop, cont, quit"
+         migrate_recover, migrate_cancel, migrate_continue, migrate_start_postcopy, object_add, object_del, stop, cont, quit"
     ))
 }
 
@@ -104,16 +109,13 @@ fn migrate(
     arguments: &[&str],
     context: &mut Context,
 ) -> Result<String, QmpError> {
-    let mut detached = false;
+    let (mut detached, mut resumes) = (false, false);
     let mut uri = None;
     for argument in arguments {
         match *argument {
             "-d" => detached = true,
-            "-r" | "-dr" | "-rd" => {
-                return Err(QmpError::generic(
-                    "Cannot resume: Sterna does not recover a migration that is paused in postcopy yet; leave -r out",
-                ));
-            }
+            "-r" => resumes = true,
+            "-dr" | "-rd" => (detached, resumes) = (true, true),
             option if option.starts_with('-') => {
                 return Err(QmpError::generic(format!("migrate has no option '{option}'")));
             }
@@ -123,7 +125,10 @@ fn migrate(
     }
     let uri = uri.ok_or_else(|| QmpError::generic("migrate needs a URI: migrate -d tcp:HOST:PORT"))?;
     let to = address::from_uri(uri)?;
-    control.migrate_from(to, context)?;
+    match resumes {
+        true => control.resume_from(to, context)?,
+        false => control.migrate_from(to, context)?,
+    }
     let mut text = String::new();
     if !detached {
         // As QEMU does where the monitor cannot be made to wait.

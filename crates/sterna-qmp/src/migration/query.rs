@@ -24,6 +24,7 @@ pub fn status_word(status: Status) -> &'static str {
         Status::PostcopyDevice => "postcopy-device",
         Status::PostcopyActive => "postcopy-active",
         Status::PostcopyPaused => "postcopy-paused",
+        Status::PostcopyRecover => "postcopy-recover",
         Status::Colo => "colo",
         Status::Completed | Status::Held => "completed",
         Status::Failing => "failing",
@@ -85,7 +86,8 @@ pub(crate) const UNDECIDED: &str = "the destination's acknowledgement was lost: 
      run there; the destination is asked again, or find out yourself and say so with 'x-sterna-decide'";
 
 pub(crate) const PAUSED: &str = "the connection broke while the guest ran at the destination without all of its pages, which \
-     are here: it waits there when it needs one; keep this VM, and when the guest is complete or lost say 'x-sterna-decide'";
+     are here: it waits there when it needs one; keep this VM; to go on say 'migrate' with 'resume', and when the guest is \
+     complete or lost 'x-sterna-decide'";
 
 /// The destination's side.
 pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {

@@ -111,6 +111,10 @@ impl Outgoing for Migration {
         Migration::start_postcopy(self).map_err(sentence)
     }
 
+    fn resume(&self, to: &Address) -> Result<(), String> {
+        Migration::resume(self, to).map_err(sentence)
+    }
+
     fn set_live(&self, parameters: &Parameters) {
         // The engine takes those that are live.
         // Only live settings are taken over, which are never refused.
@@ -149,6 +153,10 @@ impl Receiving for Incoming {
 
     fn cancel(&self, force: bool) -> Result<(), String> {
         if force { self.discard() } else { Incoming::cancel(self) }.map_err(sentence)
+    }
+
+    fn recover_at(&self, at: &Address) -> Result<(), String> {
+        Incoming::recover_at(self, at).map_err(sentence)
     }
 
     fn set_autostart(&self, on: bool) -> bool {

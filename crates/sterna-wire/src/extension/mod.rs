@@ -74,6 +74,8 @@ impl Features {
     pub const PREEMPT: Features = Features(0x0020);
     /// A lost connection may be made anew (§13). Not every destination says so: it must be able to wait for its source.
     pub const RECONNECT: Features = Features(0x0040);
+    /// As [`Features::POSTCOPY`], for pages over multifd channels while the guest runs: `multifd` is on, too.
+    pub const POSTCOPY_LANES: Features = Features(0x0080);
     /// What this version answers, beside what depends on the migration's settings.
     pub const OURS: Features = Features(Self::HANDOVER.0 | Self::DEVICE_STREAMS.0 | Self::MEMORY.0);
 

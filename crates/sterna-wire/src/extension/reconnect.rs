@@ -14,6 +14,8 @@ const VERSION_BYTES: [u8; 4] = VERSION.to_be_bytes();
 const HELLO_LABEL: &str = "sterna reconnect hello";
 const ANSWER_LABEL: &str = "sterna reconnect answer";
 const GIVES_UP: u32 = u32::MAX;
+const RECOVERY: u32 = u32::MAX - 1;
+const PREEMPT: u32 = u32::MAX - 2;
 
 /// Which channel of the new session a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,10 @@ pub enum ReconnectChannel {
     Lane(u8),
     /// None: the source says that it does not come back.
     GivesUp,
+    /// The main channel of a recovery: the guest runs at the destination, and lacks pages.
+    Recovery,
+    /// The channel of requested pages in a recovery.
+    Preempt,
 }
 
 impl ReconnectChannel {
@@ -32,6 +38,8 @@ impl ReconnectChannel {
             Self::Main => 0,
             Self::Lane(id) => 1 + u32::from(id),
             Self::GivesUp => GIVES_UP,
+            Self::Recovery => RECOVERY,
+            Self::Preempt => PREEMPT,
         }
     }
 }
@@ -104,6 +112,8 @@ impl ReconnectHello {
             let channel = match r.u32()? {
                 0 => ReconnectChannel::Main,
                 GIVES_UP => ReconnectChannel::GivesUp,
+                RECOVERY => ReconnectChannel::Recovery,
+                PREEMPT => ReconnectChannel::Preempt,
                 code => match u8::try_from(code - 1) {
                     Ok(id) => ReconnectChannel::Lane(id),
                     Err(_) => return Err(r.bad(SPEC, format!("channel {code} is not 0 to 256"))),

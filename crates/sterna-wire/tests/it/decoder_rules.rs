@@ -427,3 +427,38 @@ fn bodies_that_pass_do_not_count_against_what_is_held() {
     assert_eq!(read(|| BodyKind::Passing { most: 50 }, 3), Ok(5));
     assert!(read(|| BodyKind::Passing { most: 39 }, 1).unwrap_err().to_string().contains("at most 39"));
 }
+
+#[test]
+fn recovery_goes_on_with_the_stream_after_a_torn_record_and_after_rams_end() {
+    let mut stream = ram_listed(false);
+    RamRecordWriter::new().zero(0, BLOCK, 0, &mut stream).unwrap();
+    let mut again = Vec::new();
+    encode_section_part(1, false, &mut again);
+    RamRecordWriter::new().zero(0, BLOCK, 4096, &mut again).unwrap();
+    RamRecordWriter::eos(&mut again);
+    encode_footer(1, &mut again);
+    let mut nameless = Vec::new();
+    encode_section_part(1, false, &mut nameless);
+    let mut writer = RamRecordWriter::new();
+    writer.zero(0, BLOCK, 0, &mut Vec::new()).unwrap();
+    writer.zero(0, BLOCK, 4096, &mut nameless).unwrap();
+    let mut ended = stream.clone();
+    RamRecordWriter::eos(&mut ended);
+    encode_footer(1, &mut ended);
+    encode_section_part(1, true, &mut ended);
+    RamRecordWriter::eos(&mut ended);
+    encode_footer(1, &mut ended);
+    stream.extend_from_slice(&[0; 3]);
+
+    for before in [stream, ended] {
+        let mut decoder = MainDecoder::new(Box::new(opaque), expectations());
+        read_all(&mut decoder, &before, 1 << 16).unwrap();
+        decoder.begin_recovery();
+        assert_eq!(decoder.position(), 0);
+        let Step::Item { item, .. } = decoder.next(&again).unwrap() else { panic!() };
+        assert_eq!(item, MainItem::Zero { block: 0, offset: 4096 });
+        // Whatever was sent before the loss is forgotten.
+        decoder.begin_recovery();
+        assert!(decoder.next(&nameless).is_err());
+    }
+}

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
-use sterna_transport::{Channel, Listener, TlsEndpoint, TransportError};
+use sterna_transport::{CancelFlag, Channel, Listener, TlsEndpoint, TransportError};
 use sterna_wire::extension::{MemoryOffer, PreemptHello, ReconnectHello, StatusQuestion};
 use sterna_wire::main::{MainDecoder, MainItem, Step};
 use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
@@ -26,7 +26,7 @@ use super::comeback;
 use super::greeting::Greeting;
 use super::memory;
 use super::places::{Fate, Offer};
-use super::postcopy::preempt;
+use super::postcopy::{preempt, recovery};
 use super::questions;
 use super::shared::Shared;
 use crate::error::MigrationError;
@@ -43,9 +43,20 @@ pub(super) const RETRY: Duration = Duration::from_millis(200);
 
 /// Starts the listener thread. The address is free when it has ended.
 pub(super) fn spawn(shared: &Arc<Shared>, listener: Listener) -> Result<JoinHandle<()>, MigrationError> {
-    let died = unless_begun(shared);
+    let (died, cancel) = (unless_begun(shared), shared.closing.clone());
     let shared = Arc::clone(shared);
-    threads::spawn("listener", move || listen(&shared, &listener), died)
+    threads::spawn("listener", move || listen(&shared, &listener, &cancel), died)
+}
+
+/// As [`spawn`], at an address beside the first one, until `cancel`.
+pub(super) fn spawn_beside(
+    shared: &Arc<Shared>,
+    listener: Listener,
+    cancel: CancelFlag,
+) -> Result<JoinHandle<()>, MigrationError> {
+    let (theirs, died) = (Arc::clone(shared), Arc::clone(shared));
+    let died = move |error: MigrationError| warn(&died, &error.to_string());
+    threads::spawn("listener", move || listen(&theirs, &listener, &cancel), died)
 }
 
 /// What the death of a listener thread means.
@@ -58,9 +69,9 @@ pub(super) fn unless_begun(shared: &Arc<Shared>) -> impl Fn(MigrationError) + Se
     }
 }
 
-fn listen(shared: &Arc<Shared>, listener: &Listener) {
+fn listen(shared: &Arc<Shared>, listener: &Listener, cancel: &CancelFlag) {
     loop {
-        match listener.accept(None, &shared.closing) {
+        match listener.accept(None, cancel) {
             Ok(channel) => greet(shared, Arc::new(channel)),
             Err(TransportError::Cancelled { .. }) => break,
             // Out of descriptors or memory for a moment: a question may still come later.
@@ -156,6 +167,9 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
         return Ok(preempt::take(shared, &greeting, false)?);
     }
     let magic = greeting.peek(0, 4)?;
+    if recovery::is_unproven(shared, &magic) {
+        return Ok(recovery::take_unproven(shared, &greeting)?);
+    }
     if magic == PreemptHello::MAGIC {
         return Ok(preempt::take(shared, &greeting, true)?);
     }

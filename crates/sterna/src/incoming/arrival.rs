@@ -30,6 +30,7 @@ pub(super) fn status_of(state: State) -> Status {
         State::Held => Status::Held,
         State::Postcopy => Status::PostcopyActive,
         State::PostcopyPaused => Status::PostcopyPaused,
+        State::PostcopyRecover => Status::PostcopyRecover,
         State::Running | State::Paused => Status::Completed,
         State::Failing => Status::Failing,
         State::Failed => Status::Failed,

@@ -11,6 +11,7 @@ use sterna_transport::{Address, Channel};
 use sterna_wire::extension::{Holds, MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello};
 
 use super::greeting::Greeting;
+use super::postcopy::recovery;
 use super::shared::Shared;
 use crate::driver::Driver;
 use crate::error::MigrationError;
@@ -99,6 +100,10 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
         MigrationError::PeerMisbehaved { what }.into()
     };
     let (hello, secret) = read(shared, greeting, &refuse)?;
+    let is_recovery = matches!(hello.channel, ReconnectChannel::Recovery | ReconnectChannel::Preempt);
+    if !is_recovery && !shared.can_wait() {
+        return Err(refuse("is not waited for: x-sterna-reconnect-window is 0 here"));
+    }
     match hello.channel {
         ReconnectChannel::GivesUp => {
             if !shared.lobby.announce(hello.session) {
@@ -123,6 +128,9 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
             let whole = whole.map_err(|why| refuse(&format!("brings a multifd channel {why}")))?;
             whole.map_or(Ok(()), |assembled| begin(shared, &assembled).map_err(&refuse))
         }
+        ReconnectChannel::Recovery | ReconnectChannel::Preempt => {
+            Ok(recovery::take(shared, channel, &hello, &secret)?)
+        }
     }
 }
 
@@ -142,9 +150,6 @@ fn read(
         let what = "a reconnect hello of full length is incomplete";
         return Err(MigrationError::Internal(what.to_owned()).into());
     };
-    if !shared.can_wait() {
-        return Err(refuse("is not waited for: x-sterna-reconnect-window is 0 here"));
-    }
     let binding = greeting.channel.tls_binding();
     if shared.params.tls.is_some() && binding.is_none() {
         return Err(refuse("came over a TLS session that cannot be identified"));

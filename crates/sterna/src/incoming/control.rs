@@ -1,7 +1,7 @@
 //! The control thread of an incoming migration: performs the handover machine's actions.
 
+mod early_guest;
 mod lost;
-mod postcopy;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -130,7 +130,9 @@ impl Control {
     /// An action that panicked has failed: the machine hears of it as of any failure of that action.
     fn panicked(&mut self, action: Action, error: MigrationError) {
         let event = match action {
-            Action::FinishLoading | Action::SendPong => return self.shared.fail(error),
+            Action::FinishLoading | Action::SendPong | Action::Recover | Action::SayResumed => {
+                return self.shared.fail(error);
+            }
             Action::AcquireHooks => Fed::HookAcquireFailed,
             Action::StartGuest => Fed::GuestStartFailed,
             Action::GiveBackHooks => Fed::HookGiveBackFailed,
@@ -188,6 +190,8 @@ impl Control {
             Action::SayStarted => self.say_started(driver),
             Action::FinishPages => self.finish_pages(driver),
             Action::KeepWaiting => self.keep_waiting(),
+            Action::Recover => self.recover(),
+            Action::SayResumed => self.say_resumed(),
             Action::AnnounceNetwork => {
                 self.take_over_if_paused(driver);
                 self.announce();
@@ -413,9 +417,11 @@ impl Control {
             }
             Held::Pages => format!(
                 "the connection to the source broke ({}), and {} pages of the guest's memory are only there: the guest runs \
-                 here until it needs one of them, and then waits. Keep both processes",
+                 here until it needs one of them, and then waits. Keep both processes. The source goes on when it is told to \
+                 (migrate with resume), and finds this side at {}; migrate-recover lets it come to another address",
                 self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string()),
-                self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left())
+                self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left()),
+                self.shared.address
             ),
             Held::Hooks | Held::Start => format!(
                 "this side has the only copy of the guest and could not start it ({}): fix that, then cont; a device \

@@ -23,9 +23,8 @@ use crate::pages::PageSink;
 
 /// Receives as lane number `index`, on the channel that takes that place, until it ends or all stops.
 pub(super) fn receive(shared: &Shared, index: usize) {
-    match run(shared, index) {
-        Ok(()) => shared.rounds.ended(index),
-        Err(Break::Interrupted) => {}
+    match run(shared, index).and_then(|()| Ok(shared.rounds.ended(index)?)) {
+        Ok(()) | Err(Break::Interrupted) => {}
         Err(Break::Failed(error)) => shared.fail(error),
     }
 }
@@ -93,10 +92,14 @@ impl<'a> Lane<'a> {
             let base = self.channel.bytes_read() - RAM_PACKET_BYTES as u64;
             let view = RamPacketView::decode(&header, &self.layout.table, self.method)
                 .map_err(|error| MigrationError::wire(&self.name)(error.at(base)))?;
-            self.shared.rounds.packet(view.packet_number());
+            let follows = self.shared.rounds.packet(view.packet_number())?;
             next = Ahead::default();
-            // A SYNC may be the last packet for long: nothing is read ahead of it.
-            self.take(&view, if view.is_sync() { None } else { Some(&mut next) })?;
+            if follows {
+                self.take_following(&view)?;
+            } else {
+                // A SYNC may be the last packet for long: nothing is read ahead of it.
+                self.take(&view, if view.is_sync() { None } else { Some(&mut next) })?;
+            }
             let received = RAM_PACKET_BYTES + view.payload_bytes();
             self.shared.received_bytes.fetch_add(received as u64, Ordering::Relaxed);
             if view.is_sync() {
@@ -195,11 +198,7 @@ impl<'a> Lane<'a> {
         let shared = self.shared;
         // Over RDMA they are in their places: the source wrote them before it sent this.
         let has_payload = shared.rdma.is_none();
-        let run = |run: sterna_wire::multifd::PageRun| PageRun {
-            block,
-            first: run.offset / PAGE_SIZE as u64,
-            count: run.pages as u64,
-        };
+        let run = |part| run_of(block, part);
         let mut normal: [Option<PageRun>; PACKET_PAGES] = [None; PACKET_PAGES];
         let mut places: Vec<RamSlice<'_>> = Vec::with_capacity(PACKET_PAGES);
         let mut count = 0;
@@ -230,14 +229,46 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
+    /// Takes pages that come while the guest runs. Each is placed whole, so none is read into the guest's memory.
+    fn take_following(&mut self, view: &RamPacketView<'_>) -> Result<(), MigrationError> {
+        let (shared, Some(block)) = (self.shared, view.block()) else { return Ok(()) };
+        if view.holds_differences() {
+            return Err(self.unannounced());
+        }
+        let Some(arriving) = shared.postcopy.arriving() else {
+            return Err(MigrationError::Internal("pages follow, and none are missing".to_owned()));
+        };
+        let (normal, zero) = (view.normal().len(), view.zero().len());
+        if normal > 0 {
+            self.pages.resize(normal * PAGE_SIZE, 0);
+            match &mut self.codec {
+                Some(codec) => {
+                    self.payload.resize(view.payload_bytes(), 0);
+                    self.channel.read_exact(&mut self.payload)?;
+                    codec.decode(&self.payload, &mut self.pages)?;
+                }
+                None => self.channel.read_exact(&mut self.pages)?,
+            }
+        }
+        let mut content = &self.pages[..];
+        for run in view.normal_runs().map(|part| run_of(block, part)) {
+            let (pages, others) = content.split_at(run.count as usize * PAGE_SIZE);
+            arriving.on_lane(run, Some(pages))?;
+            content = others;
+        }
+        for run in view.zero_runs().map(|part| run_of(block, part)) {
+            arriving.on_lane(run, None)?;
+        }
+        shared.normal_pages.fetch_add(normal as u64, Ordering::Relaxed);
+        shared.zero_pages.fetch_add(zero as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Takes pages that come as differences to what is held, and checks each (specs/extension.md §10).
     fn take_differences(&mut self, view: &RamPacketView<'_>, block: usize) -> Result<(), MigrationError> {
         let wire = MigrationError::wire(&self.name);
         let begin = self.channel.bytes_read();
-        let Some(checkpoint) = self.sink.differences()? else {
-            let rule = "pages as differences, which the source has not announced";
-            return Err(wire(WireError::misbehaved("multifd packet", begin, "specs/extension.md §10", rule)));
-        };
+        let Some(checkpoint) = self.sink.differences()? else { return Err(self.unannounced()) };
         let mut payload = std::mem::take(&mut self.payload);
         payload.resize(view.payload_bytes(), 0);
         self.channel.read_exact(&mut payload)?;
@@ -262,6 +293,13 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
+    fn unannounced(&self) -> MigrationError {
+        let rule = "pages as differences, which the source has not announced";
+        let begin = self.channel.bytes_read();
+        let error = WireError::misbehaved("multifd packet", begin, "specs/extension.md §10", rule);
+        MigrationError::wire(&self.name)(error)
+    }
+
     fn read_pages(
         &mut self,
         view: &RamPacketView<'_>,
@@ -284,4 +322,8 @@ impl<'a> Lane<'a> {
         }
         Ok(())
     }
+}
+
+fn run_of(block: usize, part: sterna_wire::multifd::PageRun) -> PageRun {
+    PageRun { block, first: part.offset / PAGE_SIZE as u64, count: part.pages as u64 }
 }

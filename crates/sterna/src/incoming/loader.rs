@@ -17,6 +17,7 @@ use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
+use super::arriving::KeptReading;
 use super::memory;
 use super::postcopy;
 use super::rdma::phase::Phases;
@@ -35,7 +36,27 @@ const PACKAGE_SLACK: u64 = 1 << 20;
 
 /// Loads until the end of the stream, or until told to stop.
 pub(super) fn load(shared: &Arc<Shared>, channel: &Arc<Channel>) {
-    let result = Loader::new(shared, channel).run();
+    read_to_the_end(Loader::new(shared, channel));
+}
+
+/// Goes on over another channel in place of one that was lost in postcopy.
+pub(super) fn recover(shared: &Arc<Shared>, channel: &Arc<Channel>) {
+    let Some(KeptReading { mut decoder, keeps_alive }) = shared.postcopy.take_reading() else {
+        let what = "what was read of the lost connection is not known any more";
+        return shared.fail(MigrationError::Internal(what.to_owned()));
+    };
+    decoder.begin_recovery();
+    let mut loader = Loader::with(shared, Reader::new(Arc::clone(channel)), decoder);
+    loader.keeps_alive = keeps_alive;
+    read_to_the_end(loader);
+}
+
+fn read_to_the_end(mut loader: Loader<'_>) {
+    let result = loader.run();
+    let Loader { shared, decoder, keeps_alive, .. } = loader;
+    if shared.postcopy.arriving().is_some() {
+        shared.postcopy.keep_reading(KeptReading { decoder, keeps_alive });
+    }
     if let Err(error) = result {
         shared.fail(error);
     }
@@ -199,9 +220,12 @@ impl<'a> Loader<'a> {
             MainItem::PagePayloadFollows { block, offset } if self.shared.postcopy.arriving().is_some() => {
                 self.following_page(block, offset)
             }
-            MainItem::Xbzrle { .. } | MainItem::MultifdFlush if self.shared.postcopy.arriving().is_some() => {
-                let what = "after LISTEN it sent something else than whole pages (specs/postcopy.md §3)";
-                Err(MigrationError::PeerMisbehaved { what: what.to_owned() })
+            MainItem::Xbzrle { .. } if self.shared.postcopy.arriving().is_some() => Err(postcopy::unfit()),
+            // The one behind the last page of the lanes.
+            MainItem::MultifdFlush
+                if self.shared.postcopy.arriving().is_some() && !self.shared.rounds.is_following() =>
+            {
+                Err(postcopy::unfit())
             }
             MainItem::PagePayloadFollows { block, offset } => self.page(page(block, offset)),
             MainItem::Xbzrle { block, offset, delta } => self.delta(page(block, offset), &delta),
@@ -233,6 +257,9 @@ impl<'a> Loader<'a> {
                 }
                 if kind == SectionKind::End {
                     self.shared.check_that_all_came()?;
+                    if self.shared.postcopy.arriving().is_some() {
+                        self.shared.rounds.end_following()?;
+                    }
                 }
                 let streams = &self.shared.streams;
                 let due = self.acks.as_mut().map_or(0, |acks| acks.at_section(streams));
@@ -310,6 +337,10 @@ impl<'a> Loader<'a> {
                 postcopy::discard(self.shared, index, &block, &ranges)
             }
             Command::Packaged(bytes) => self.package(bytes as usize),
+            Command::ReceivedBitmap(block) => {
+                postcopy::recovery::say_received(self.shared, self.block_index(&block), &block)
+            }
+            Command::PostcopyResume => postcopy::recovery::resume(self.shared),
             // A Sterna has prepared before, and the package is loaded.
             Command::PostcopyRun => {
                 self.shared.postcopy.commands.lock().runs()?;

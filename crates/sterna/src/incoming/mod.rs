@@ -40,13 +40,14 @@ pub(crate) mod vm_target;
 use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, current};
 
-use sterna_proto::destination::Event as Fed;
+use sterna_proto::destination::{Destination, Event as Fed, State};
 use sterna_ram::{Custody, CustodyClaim};
-use sterna_transport::{Address, Listener, TlsEndpoint};
+use sterna_transport::{Address, CancelFlag, Listener, TlsEndpoint};
 
 pub use arrival::Arrival;
 #[cfg(feature = "planted-faults")]
 pub use fault::SharingFault;
+pub use postcopy::listening::RecoverError;
 pub use sterna_proto::destination::Refusal;
 
 use crate::error::MigrationError;
@@ -57,6 +58,7 @@ use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::vm::TargetVm;
 use load_file::LoadFile;
+use postcopy::listening::Listening;
 use rdma::state::Rdma;
 use shared::Shared;
 use target::Target;
@@ -143,7 +145,7 @@ impl Incoming {
         listen: impl FnOnce(&Arc<Shared>) -> Result<JoinHandle<()>, MigrationError>,
     ) -> Result<Self, StartError> {
         // Before the threads: if only one of them starts, it ends that one.
-        let mut guard = Guard { shared: Arc::new(shared), listening: None };
+        let mut guard = Guard { shared: Arc::new(shared), listening: None, recovery: Listening::default() };
         control::spawn(&guard.shared)
             .and_then(|()| listen(&guard.shared))
             .map(|thread| guard.listening = Some(thread))
@@ -171,7 +173,7 @@ impl Incoming {
         if !capabilities.unmanaged {
             let _ = shared.autostart.set(false);
         }
-        let guard = Guard { shared, listening: None };
+        let guard = Guard { shared, listening: None, recovery: Listening::default() };
         control::spawn(&guard.shared).map_err(|error| StartError::System(error.to_string()))?;
         file::begin(&guard.shared);
         Ok(Self { guard: Arc::new(guard) })
@@ -219,9 +221,37 @@ impl Incoming {
         WeakIncoming(Arc::downgrade(&self.guard))
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// Where it listens, with the port that the kernel chose: at the address that [`Incoming::recover_at`] has named last, if it has.
     pub fn address(&self) -> Address {
-        self.guard.shared.address.clone()
+        self.guard.recovery.address().unwrap_or_else(|| self.guard.shared.address.clone())
+    }
+
+    /// Listens at `at`, too, for the source of a guest that lacks pages (QMP's `migrate-recover`); what this has named before is given
+    /// up. The first address stays: the source may come there as well.
+    ///
+    /// # Errors
+    /// [`RecoverError`] unless the status is [`Status::PostcopyPaused`], and for an address that cannot be bound or where no source
+    /// can come. Everything is as before then.
+    pub fn recover_at(&self, at: &Address) -> Result<(), RecoverError> {
+        let shared = &self.guard.shared;
+        let state = shared.driver().map_or(State::Setup, |driver| driver.inspect(Destination::state));
+        if state != State::PostcopyPaused {
+            return Err(Refusal::NotPostcopyPaused { state }.into());
+        }
+        let has_two = shared.capabilities.postcopy_preempt;
+        if matches!(at, Address::File { .. } | Address::Rdma { .. }) || at.is_descriptor() && has_two {
+            return Err(SettingsError::NoWayToRecover.into());
+        }
+        if *at == shared.address || Some(at) == self.guard.recovery.address().as_ref() {
+            return Ok(());
+        }
+        let system = |error: &dyn std::fmt::Display| RecoverError::System(error.to_string());
+        let listener = Listener::bind(at).map_err(|error| system(&error))?;
+        let (address, cancel) = (listener.local_address(), CancelFlag::new());
+        let thread =
+            accept::spawn_beside(shared, listener, cancel.clone()).map_err(|error| system(&error))?;
+        self.guard.recovery.put(address, cancel, thread);
+        Ok(())
     }
 
     /// Where it stands.
@@ -322,11 +352,14 @@ struct Guard {
     shared: Arc<Shared>,
     /// The listener thread, which owns the socket.
     listening: Option<JoinHandle<()>>,
+    /// Where else a source may come that was lost.
+    recovery: Listening,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         self.shared.close();
+        self.recovery.end();
         // An observer may drop the last handle on that very thread, which then ends by itself.
         let listening = self.listening.take().filter(|thread| thread.thread().id() != current().id());
         // One that panicked has said so.

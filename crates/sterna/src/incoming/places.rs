@@ -268,6 +268,11 @@ impl Places {
         }
     }
 
+    /// All were closed, and this one takes the place of the main channel.
+    pub(super) fn put_main(&self, channel: &Arc<Channel>) {
+        self.state.lock().main = Some(Arc::clone(channel));
+    }
+
     pub(super) fn main(&self) -> Option<Arc<Channel>> {
         self.state.lock().main.clone()
     }

@@ -53,18 +53,25 @@ impl Source {
 
 pub(super) struct Reader {
     source: Source,
+    /// Of one size, unless an item is larger: growing and shrinking it with each read would set its bytes to zero each time.
     buffer: Vec<u8>,
+    /// What is there and not consumed.
     start: usize,
+    end: usize,
 }
 
 impl Reader {
     pub(super) fn new(channel: Arc<Channel>) -> Self {
-        Self { source: Source::Channel(channel), buffer: Vec::with_capacity(2 * CHUNK), start: 0 }
+        Self::over(Source::Channel(channel))
     }
 
     /// Reads a file from byte `at` on.
     pub(super) fn of_file(file: &Arc<PageFile>, at: u64) -> Self {
-        Self { source: Source::File(Arc::clone(file), at), buffer: Vec::with_capacity(2 * CHUNK), start: 0 }
+        Self::over(Source::File(Arc::clone(file), at))
+    }
+
+    fn over(source: Source) -> Self {
+        Self { source, buffer: vec![0; 2 * CHUNK], start: 0, end: 0 }
     }
 
     /// Goes on at byte `at` of a file.
@@ -73,14 +80,13 @@ impl Reader {
             return Err(MigrationError::Internal("a channel has no places to go to".to_owned()));
         };
         *next = at;
-        self.buffer.clear();
-        self.start = 0;
+        (self.start, self.end) = (0, 0);
         Ok(())
     }
 
     /// What is there and not consumed.
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.buffer[self.start..]
+        &self.buffer[self.start..self.end]
     }
 
     pub(super) fn consume(&mut self, count: usize) {
@@ -104,15 +110,17 @@ impl Reader {
 
     fn fill_or_fail(&mut self, count: usize) -> Result<bool, TransportError> {
         while self.bytes().len() < count {
-            self.buffer.drain(..self.start);
-            self.start = 0;
-            let held = self.buffer.len();
-            self.buffer.resize(held + CHUNK.max(count - held), 0);
-            let read = self.source.read_some(&mut self.buffer[held..]);
-            self.buffer.truncate(held + read.as_ref().copied().unwrap_or(0));
-            if read? == 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let due = CHUNK.max(count - self.end);
+            if self.buffer.len() < self.end + due {
+                self.buffer.resize(self.end + due, 0);
+            }
+            let read = self.source.read_some(&mut self.buffer[self.end..self.end + due])?;
+            if read == 0 {
                 return Ok(false);
             }
+            self.end += read;
         }
         Ok(true)
     }

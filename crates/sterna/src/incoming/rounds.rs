@@ -40,7 +40,19 @@ struct FlushState {
     numbered: (u64, u64),
     /// Of all packets, up to the last flush.
     flushed_packets: u64,
+    phase: Phase,
     stopped: bool,
+}
+
+/// What packets are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Rounds of precopy.
+    Precopy,
+    /// Nothing: the source is silent here in postcopy.
+    Silent,
+    /// Pages that come while the guest runs, up to the next flush.
+    Following,
 }
 
 impl FlushState {
@@ -52,6 +64,7 @@ impl FlushState {
             packets: 0,
             numbered: (0, 0),
             flushed_packets: 0,
+            phase: Phase::Precopy,
             stopped: false,
         }
     }
@@ -153,12 +166,45 @@ impl Rounds {
         })
     }
 
-    /// A lane took a packet, which has this number.
-    pub(super) fn packet(&self, number: u64) {
+    /// A lane took a packet, which has this number. True: its pages come while the guest runs.
+    pub(super) fn packet(&self, number: u64) -> Result<bool, MigrationError> {
         let mut state = self.state.lock();
         state.packets += 1;
         let (count, next) = state.numbered;
         state.numbered = (count + 1, next.max(number.saturating_add(1)));
+        match state.phase {
+            Phase::Precopy => Ok(false),
+            Phase::Following => Ok(true),
+            Phase::Silent => Err(MigrationError::PeerMisbehaved {
+                what: format!(
+                    "multifd packet number {number} came in postcopy, where this channel has none (specs/extension.md §12.5)"
+                ),
+            }),
+        }
+    }
+
+    /// Precopy is over: nothing is on its way on any lane, and nothing comes.
+    pub(super) fn end_precopy(&self) -> Result<(), MigrationError> {
+        let mut state = self.state.lock();
+        if state.packets != state.flushed_packets && !self.trusting.load(Ordering::Relaxed) {
+            let late = state.packets - state.flushed_packets;
+            let what = format!(
+                "{late} multifd packets came between the last MULTIFD_FLUSH and POSTCOPY_LISTEN (specs/extension.md §12.5)"
+            );
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        state.phase = Phase::Silent;
+        Ok(())
+    }
+
+    /// From now on lanes bring pages while the guest runs.
+    pub(super) fn follow(&self) {
+        self.state.lock().phase = Phase::Following;
+    }
+
+    /// Whether lanes may bring pages while the guest runs.
+    pub(super) fn is_following(&self) -> bool {
+        self.state.lock().phase == Phase::Following
     }
 
     /// Whether as many packets came as their numbers say. They are counted over all of the source's channels, from 0.
@@ -190,10 +236,21 @@ impl Rounds {
         }
     }
 
-    /// A lane's channel ended between two packets.
-    pub(super) fn ended(&self, lane: usize) {
-        self.state.lock().ended[lane] = true;
+    /// A lane's channel ended between two packets. Whether all came is seen at the next flush; in postcopy a guest may wait
+    /// for a page until then.
+    pub(super) fn ended(&self, lane: usize) -> Result<(), MigrationError> {
+        let mut state = self.state.lock();
+        state.ended[lane] = true;
+        let owes_pages = state.phase == Phase::Following && state.syncs[lane] == state.flushes;
+        drop(state);
         self.changed.notify_all();
+        match owes_pages {
+            true => {
+                let what = format!("multifd channel {lane} ended before its last SYNC in postcopy");
+                Err(MigrationError::Transport(what, None))
+            }
+            false => Ok(()),
+        }
     }
 
     /// The main channel has reached a flush: waits until all lanes have read their SYNC, no longer than `stall`
@@ -225,6 +282,9 @@ impl Rounds {
             held.round_ended();
         }
         state.flushes = due;
+        if state.phase == Phase::Following {
+            state.phase = Phase::Silent;
+        }
         state.flushed_packets = state.packets;
         self.changed.notify_all();
         Ok(())
@@ -254,9 +314,46 @@ impl Rounds {
         })
     }
 
+    /// RAM has ended while the guest runs: nothing comes any more, and a flush has followed all that came.
+    pub(super) fn end_following(&self) -> Result<(), MigrationError> {
+        self.state.lock().phase = Phase::Silent;
+        self.complete()
+    }
+
+    /// The connection was lost, and another one without lanes takes its place; no lane is left. What was on its way on them comes over
+    /// other channels.
+    pub(super) fn begin_recovery(&self) {
+        let mut state = self.state.lock();
+        state.phase = Phase::Silent;
+        state.flushed_packets = state.packets;
+        state.numbered = (0, 0);
+    }
+
     /// Nobody waits any more.
     pub(super) fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_recovery_packets_that_were_lost_are_not_missed_and_none_comes() {
+        let rounds = Rounds::new(2);
+        rounds.end_precopy().unwrap();
+        rounds.follow();
+        // Number 1 was on its way on the other lane.
+        for number in [0, 2] {
+            assert!(rounds.packet(number).unwrap());
+        }
+        assert!(rounds.complete().is_err() && !rounds.numbers_are_complete());
+        rounds.stop();
+        rounds.begin_recovery();
+        assert!(!rounds.is_following() && rounds.numbers_are_complete());
+        rounds.end_following().unwrap();
+        assert!(rounds.packet(3).unwrap_err().to_string().contains("specs/extension.md §12.5"));
     }
 }

@@ -154,6 +154,9 @@ impl Shared {
         let mut features = Features::OURS;
         if self.capabilities.postcopy_ram {
             features = features.union(Features::POSTCOPY);
+            if self.places.lanes() > 0 {
+                features = features.union(Features::POSTCOPY_LANES);
+            }
         }
         if self.capabilities.postcopy_preempt {
             features = features.union(Features::PREEMPT);
@@ -214,7 +217,8 @@ impl Shared {
                 };
                 // An event that changes nothing must not take back what others have said since.
                 // Whoever stopped a guest that waits for a page would wait with it.
-                let is_free = machine.may_guest_run() && machine.state() != State::PostcopyPaused;
+                let is_paused = matches!(machine.state(), State::PostcopyPaused | State::PostcopyRecover);
+                let is_free = machine.may_guest_run() && !is_paused;
                 let now = Custody::Arriving { is_free };
                 if told.replace(Some(now)) != Some(now) {
                     custody.set(now);
@@ -390,6 +394,11 @@ impl Shared {
 
     pub(super) fn note_error(&self, error: MigrationError) {
         error.note(&self.error, self.layout.get().map(|layout| &layout.ram));
+    }
+
+    /// What has failed is over: the next reason counts.
+    pub(super) fn forget_error(&self) {
+        *self.error.lock() = None;
     }
 
     /// Finds out which pages have failed, if it failed because of some that nobody named.

@@ -25,7 +25,7 @@ const CHANNEL: &str = "status question";
 ///
 /// Over a descriptor there is no second connection.
 pub(super) fn status(shared: &Shared) -> Result<Status, MigrationError> {
-    if shared.to.is_descriptor() {
+    if shared.recovery.to().is_descriptor() {
         let why = "a descriptor cannot be connected again: check whether the guest runs at the \
                    destination, and decide";
         return Err(MigrationError::Transport(why.to_owned(), None));
@@ -60,7 +60,8 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         }
         channel
     };
-    let channel = match &shared.to {
+    let to = shared.recovery.to();
+    let channel = match &to {
         Address::Rdma { host, port } => adopt(over_rdma(shared, (host, *port), limit, &asking.connecting)?),
         to => Channel::connect_with(to, tls, limit, &asking.connecting, adopt)?,
     };
@@ -84,7 +85,7 @@ fn ask(shared: &Shared, asking: &Asking) -> Result<Status, MigrationError> {
         let what = format!(
             "the peer that answers at {} whether the guest runs does not know the migration's secret: the answer is not \
              believed",
-            shared.to
+            to
         );
         if !shared.told_of_forgery.swap(true, Ordering::Relaxed) {
             shared.tell(&Event::Warning(what.clone()));

@@ -93,6 +93,15 @@ pub(super) fn check_postcopy(
     }
 }
 
+/// Whether a destination that was lost in postcopy can be at `to`.
+pub(super) fn check_resume(to: &Address, capabilities: &Capabilities) -> Result<(), SettingsError> {
+    match to {
+        Address::File { .. } | Address::Rdma { .. } => Err(SettingsError::NoWayToRecover),
+        _ if to.is_descriptor() && capabilities.postcopy_preempt => Err(SettingsError::NoWayToRecover),
+        _ => Ok(()),
+    }
+}
+
 /// What does not go with a destination that is a standby.
 pub(super) fn check_protected(
     to: &Address,

@@ -22,7 +22,8 @@ pub(super) fn ack_form(capabilities: &Capabilities, machine_type: &str) -> Switc
 pub(super) fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration {
     let limits = machine_limits(limits);
     match state {
-        State::Setup | State::Identifying | State::Comparing => limits.setup,
+        State::Setup | State::Identifying | State::Comparing | State::PostcopyRecover => limits.setup,
+        State::PostcopyPaused => limits.reconnect,
         State::Stopping | State::Releasing => limits.stop,
         State::Switchover => limits.switchover,
         State::Preparing => limits.prepare,
@@ -43,6 +44,7 @@ pub(super) fn status_of(state: State) -> Status {
         State::Seeding => Status::Device,
         State::Postcopy => Status::PostcopyActive,
         State::PostcopyPaused => Status::PostcopyPaused,
+        State::PostcopyRecover => Status::PostcopyRecover,
         State::Protected => Status::Colo,
         State::Undecided => Status::Undecided,
         State::Cancelling => Status::Cancelling,

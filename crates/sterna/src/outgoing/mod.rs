@@ -33,7 +33,7 @@ use sterna_proto::source::{Config, Event as Fed, Source, State};
 use sterna_ram::Custody;
 use sterna_transport::Address;
 
-pub use outcome::{Outcome, RetryError};
+pub use outcome::{Outcome, ResumeError, RetryError};
 pub use sterna_proto::source::{Decision, Refusal};
 
 use crate::error::VmError;
@@ -46,7 +46,7 @@ use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::stats::Statistics;
 use crate::vm::SourceVm;
-use check::{check, check_postcopy, check_protected, check_sharable, check_throttle};
+use check::{check, check_postcopy, check_protected, check_resume, check_sharable, check_throttle};
 use guest_source::{GuestSource, LiveVm};
 use limits::ack_form;
 use protection::{Protecting, Withholder};
@@ -144,6 +144,29 @@ impl Migration {
         self.shared.postcopy.want();
         self.shared.driver.nudge();
         Ok(())
+    }
+
+    /// Goes on over another connection after the one of a postcopy broke (QMP's `migrate` with `resume`): dials the destination at
+    /// `to`, learns which pages it has, and sends the others. Returns at once; if it does not succeed, the status is
+    /// [`Status::PostcopyPaused`] as before, and this may be called again.
+    ///
+    /// # Errors
+    /// [`ResumeError`] unless the status is [`Status::PostcopyPaused`], and for an address where no destination can be. Nothing
+    /// was changed then.
+    pub fn resume(&self, to: &Address) -> Result<(), ResumeError> {
+        check_resume(to, &self.shared.capabilities)?;
+        let shared = &self.shared;
+        if shared.driver.inspect(Source::state) == State::PostcopyPaused
+            && let Some(asking) = &*shared.asking.lock()
+        {
+            // It waits for no answer to a question.
+            asking.stop();
+        }
+        let before = shared.recovery.go_to(to.clone());
+        shared.feed(Fed::ResumeRequested).map_err(|refusal| {
+            shared.recovery.go_to(before);
+            refusal.into()
+        })
     }
 
     /// Changes parameters while it runs: those that [`Parameters`] calls live.

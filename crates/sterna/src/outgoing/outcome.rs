@@ -3,6 +3,7 @@
 use sterna_proto::source::Refusal;
 
 use crate::error::MigrationError;
+use crate::settings_error::SettingsError;
 
 /// How a migration ended at the source.
 #[derive(Debug, Clone)]
@@ -19,6 +20,18 @@ pub enum Outcome {
         /// The guest could not be brought back to how it was and is held stopped; [`Migration::retry`](crate::Migration::retry).
         held: bool,
     },
+}
+
+/// Why a paused postcopy does not go on. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResumeError {
+    /// It is not paused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// No destination of its can be at that address.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
 }
 
 /// Why a held guest is not brought back. Nothing was changed.

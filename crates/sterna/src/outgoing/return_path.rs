@@ -7,6 +7,7 @@ use sterna_proto::source::{Event as Fed, Peer, State};
 use sterna_transport::{Channel, TransportError};
 use sterna_wire::colo::Message;
 use sterna_wire::extension::{self, Features};
+use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::rdma::RdmaSource;
@@ -19,7 +20,7 @@ const CHANNEL: &str = "return path";
 
 /// Works until the destination closes, misbehaves, or the channel is shut down.
 pub(super) fn read(shared: &Shared, channel: &Arc<Channel>, rdma: Option<&RdmaSource>) {
-    let mut reader = Reader { shared, channel, features: None, is_colo: false, silent: 0 };
+    let mut reader = Reader { shared, channel, features: None, is_colo: false, bitmap: None, silent: 0 };
     if let Err(error) = reader.run() {
         shared.fail(rdma.map_or(Ok(()), RdmaSource::check).err().unwrap_or(error));
     }
@@ -33,6 +34,8 @@ struct Reader<'a> {
     is_colo: bool,
     /// For so many limits on silence nothing came, though the destination was asked for a sign of life.
     silent: u32,
+    /// The block whose bitmap comes next.
+    bitmap: Option<usize>,
 }
 
 impl Reader<'_> {
@@ -40,7 +43,7 @@ impl Reader<'_> {
         let mut buffer = Vec::with_capacity(2 * ReturnMessage::MAX_BYTES);
         let mut position = 0;
         loop {
-            let mut chunk = [0; 1024];
+            let mut chunk = [0; 4096];
             let count = match self.channel.read_some(&mut chunk) {
                 Err(TransportError::Stalled { .. }) => {
                     self.check_silence()?;
@@ -62,12 +65,10 @@ impl Reader<'_> {
             }
             buffer.extend_from_slice(&chunk[..count]);
             while !self.is_colo
-                && let Some((message, used)) = ReturnMessage::decode(&buffer)
-                    .map_err(|error| MigrationError::wire(CHANNEL)(error.at(position)))?
+                && let Some(used) = self.take_first(&buffer, position)?
             {
                 buffer.drain(..used);
                 position += used as u64;
-                self.take(message)?;
             }
             if self.is_colo {
                 position += self.take_colo(&mut buffer, position)?;
@@ -90,6 +91,24 @@ impl Reader<'_> {
         }
         let what = "the destination answers no keep-alive, and the guest stands".to_owned();
         Err(MigrationError::Transport(what, None))
+    }
+
+    /// Takes one message or bitmap from the front of `bytes`; gives how many bytes it took, `None` if it is not all there.
+    fn take_first(&mut self, bytes: &[u8], position: u64) -> Result<Option<usize>, MigrationError> {
+        let wire = |error: sterna_wire::WireError| MigrationError::wire(CHANNEL)(error.at(position));
+        if let Some(block) = self.bitmap {
+            let pages = self.shared.ram.block(block).pages();
+            let Some((received, used)) = ReceivedPages::decode(bytes, pages).map_err(wire)? else {
+                return Ok(None);
+            };
+            self.bitmap = None;
+            self.shared.recovery.received(block, received);
+            self.shared.driver.nudge();
+            return Ok(Some(used));
+        }
+        let Some((message, used)) = ReturnMessage::decode(bytes).map_err(wire)? else { return Ok(None) };
+        self.take(message)?;
+        Ok(Some(used))
     }
 
     /// After the acknowledgement of a seeding the standby says nothing but COLO's messages. Gives the bytes that were taken.
@@ -134,8 +153,21 @@ impl Reader<'_> {
                 let ram = &self.shared.ram;
                 self.shared.postcopy.request(ram, block.as_deref(), start, u64::from(length))
             }
-            ReturnMessage::ReceivedBitmap { .. } => Err(untimely("a received bitmap", "recovery")),
-            ReturnMessage::ResumeAck(_) => Ok(()),
+            ReturnMessage::ReceivedBitmap { .. } if !self.shared.recovery.is_under_way() => {
+                Err(untimely("a received bitmap", "recovery"))
+            }
+            // A QEMU bears it, too.
+            ReturnMessage::ResumeAck(_) if !self.shared.recovery.is_under_way() => Ok(()),
+            message @ ReturnMessage::ReceivedBitmap { .. } => {
+                self.bitmap = self.shared.recovery.take(message)?;
+                Ok(())
+            }
+            message @ ReturnMessage::ResumeAck(_) => {
+                self.shared.recovery.take(message)?;
+                self.shared.recovery.is_done();
+                self.shared.report(Fed::ResumeAcknowledged);
+                Ok(())
+            }
             ReturnMessage::Grant { device, instance, bytes } => match &*self.shared.streams.lock() {
                 Some(streams) => streams.grant(&device, instance, bytes),
                 None => Err(untimely("a grant", "devices' streams")),

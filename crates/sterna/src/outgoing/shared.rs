@@ -17,6 +17,7 @@ use super::limits::status_of;
 use super::measure::{Counters, LiveStatistics, Probes};
 use super::outcome::Outcome;
 use super::postcopy::Postcopy;
+use super::postcopy::recovery::Recovery;
 use super::protection::Protecting;
 use super::rdma::counts::RdmaCounts;
 use super::running_streams::RunningStreams;
@@ -71,6 +72,8 @@ pub(super) struct Shared {
     pub memory_is_expected: AtomicBool,
     /// Pages that follow the guest.
     pub postcopy: Postcopy,
+    /// Other connections in place of one that was lost then.
+    pub recovery: Recovery,
     /// The destination is a standby: checkpoints follow.
     pub protecting: Option<Arc<Protecting>>,
     /// What was sent and may be lost, if this side comes back after a loss.
@@ -126,6 +129,7 @@ impl Shared {
             statistics: Mutex::new(statistics),
             limiter: Arc::new(Limiter::new(params.max_bandwidth_bytes)),
             postcopy: Postcopy::new(params.max_postcopy_bandwidth_bytes),
+            recovery: Recovery::new(to.clone()),
             params: Mutex::new(params),
             driver: Driver::new(source, watch),
             counters: Arc::default(),
@@ -228,6 +232,11 @@ impl Shared {
         error.note(&self.error, Some(&self.ram));
     }
 
+    /// What has failed is over: the next reason counts.
+    pub(super) fn forget_error(&self) {
+        *self.error.lock() = None;
+    }
+
     /// Finds out which pages have failed, if it failed because of some that nobody named.
     pub(super) fn find_failed_pages(&self) {
         MigrationError::find_pages(&self.error, &self.ram);
@@ -244,6 +253,13 @@ impl Shared {
         if self.connecting.is_cancelled() {
             channel.shutdown();
         }
+        channel
+    }
+
+    /// As [`Shared::adopt`], for channels that take the place of those that were lost.
+    pub(super) fn adopt_again(&self, channel: Channel) -> Arc<Channel> {
+        let channel = Arc::new(channel);
+        self.channels.lock().push(Arc::clone(&channel));
         channel
     }
 

@@ -32,6 +32,8 @@ pub(crate) trait PageWriter: Send {
         let _ = packet;
         Err(MigrationError::Internal("this writer carries pages alone".to_owned()))
     }
+    /// From now on nothing goes over a channel that others need: the main channel has the pages that the destination waits for.
+    fn keep_to_itself(&mut self) {}
     /// All pages taken so far are out, and none that follows can overtake them.
     fn barrier(&mut self) -> Result<(), MigrationError>;
     /// The migration ends early: unblock whoever waits, drop what is not out.

@@ -156,7 +156,7 @@ impl Answers {
         let found = self.names.iter().position(|known| known == name);
         found.ok_or_else(|| MigrationError::PeerMisbehaved {
             what: format!(
-                "the destination sent or wants {what} of block {name:?}, and the image has no such block"
+                "the destination sent or wants {what} of block {name:?}, and there is no such block"
             ),
         })
     }

@@ -1,16 +1,22 @@
 //! Which page goes out next: requested ones first, in the order of the requests; then the rest, ascending, with the
 //! neighbours of recent requests before the others. Pure: no I/O, no clock, and memory that no peer can make grow.
 
+mod lanes;
+mod pages;
+
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sterna_ram::PageBitmap;
 use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
 use crate::order::PageRun;
+pub(crate) use lanes::{LanePages, LanePlace};
+pub(crate) use pages::CHUNK_PAGES;
+use pages::Pages;
 
-/// Pages that are read and sent at once: 256 KiB.
-pub(crate) const CHUNK_PAGES: u64 = 64;
 /// Requests whose order is remembered. Of more at once only the pages are known, and they go out in ascending order.
 const QUEUE: usize = 1024;
 /// Neighbourhoods of requests that wait for their turn.
@@ -35,7 +41,9 @@ pub(crate) enum BadRequest {
 
 /// The pages that the destination lacks, and their order.
 pub(crate) struct PageOrder {
-    blocks: Vec<Pages>,
+    blocks: Arc<[Pages]>,
+    /// Lanes take the background, and this side the requested pages.
+    lanes: Option<Arc<LanePages>>,
     /// The blocks as they follow each other in the background.
     sequence: Vec<usize>,
     /// Where the background goes on: an index into `sequence`, and a page.
@@ -49,25 +57,14 @@ pub(crate) struct PageOrder {
     near: VecDeque<(usize, u64)>,
 }
 
-struct Pages {
-    /// Not sent yet.
-    unsent: PageBitmap,
-    /// Requested and not sent yet.
-    requested: PageBitmap,
-}
-
 impl PageOrder {
     /// Of blocks with so many pages, none of which was sent. In the background the blocks follow each other by `sequence`,
     /// which names each once.
     pub(crate) fn new(pages: &[u64], sequence: Vec<usize>) -> Self {
         debug_assert!(sequence.len() == pages.len());
-        let of = |pages: &u64| {
-            let unsent = PageBitmap::new(*pages);
-            unsent.set_all();
-            Pages { unsent, requested: PageBitmap::new(*pages) }
-        };
         Self {
-            blocks: pages.iter().map(of).collect(),
+            blocks: pages.iter().map(|pages| Pages::unsent(*pages)).collect(),
+            lanes: None,
             sequence,
             cursor: (0, 0),
             queue: VecDeque::new(),
@@ -82,32 +79,47 @@ impl PageOrder {
         let order = Self::new(&pages, (0..pages.len()).collect());
         for (pages, bits) in order.blocks.iter().zip(unsent) {
             pages.unsent.clear_all();
-            let mut from = 0;
-            while let Some(run) = bits.next_run(from, bits.pages(), u64::MAX) {
-                pages.unsent.set_range(run.first, run.count);
-                from = run.end();
-            }
+            pages::add(&pages.unsent, bits);
         }
         order
     }
 
-    /// The connection broke, and what was on its way may be lost. To be followed by [`received`](Self::received) for each
+    /// From now on lanes take what nobody asks for. Requested pages are taken here as before, and those that a lane has in hand
+    /// once more. `units`: for each block, pages that lanes take at once at least.
+    pub(crate) fn share(&mut self, units: &[u64]) -> Arc<LanePages> {
+        self.blocks.iter().for_each(Pages::share);
+        let lanes = Arc::new(LanePages::new(Arc::clone(&self.blocks), units));
+        self.lanes = Some(Arc::clone(&lanes));
+        lanes
+    }
+
+    /// The connection broke, and what was on its way may be lost; lanes take nothing any more. To be followed by [`received`](Self::received) for each
     /// block. What was requested will be requested again.
     pub(crate) fn forget_requests(&mut self) {
         self.queue.clear();
         self.near.clear();
         self.overflow = None;
         self.cursor = (0, 0);
+        self.lanes = None;
         self.blocks.iter().for_each(|pages| pages.requested.clear_all());
     }
 
     /// The destination has these pages of block `block`, and no others.
     pub(crate) fn received(&mut self, block: usize, received: &ReceivedPages) {
-        let unsent = &mut self.blocks[block].unsent;
-        unsent.clear_all();
-        let lacking: Vec<u64> = received.words().iter().map(|word| !word).collect();
-        // Bits after the last page are left out.
-        unsent.merge_words(0, &lacking);
+        let unsent = &self.blocks[block].unsent;
+        unsent.set_all();
+        for (lacks, came) in unsent.words().iter().zip(received.words()) {
+            lacks.fetch_and(!came, Ordering::AcqRel);
+        }
+    }
+
+    /// A page that was never sent, and is among `received`: nobody can have it.
+    pub(crate) fn unsent_among(&self, block: usize, received: &ReceivedPages) -> Option<u64> {
+        let unsent = self.blocks[block].unsent.words();
+        let both =
+            unsent.iter().zip(received.words()).map(|(unsent, came)| unsent.load(Ordering::Relaxed) & came);
+        let (index, word) = both.enumerate().find(|(_, word)| *word != 0)?;
+        Some(index as u64 * 64 + u64::from(word.trailing_zeros()))
     }
 
     /// Takes a request of the destination. Pages that were sent, or are requested already, cost nothing.
@@ -125,7 +137,7 @@ impl PageOrder {
         }
         let (first, end) = (start >> PAGE_SHIFT, (start + length) >> PAGE_SHIFT);
         let mut at = first;
-        while let Some(run) = pages.unsent.next_run(at, end, u64::MAX) {
+        while let Some(run) = pages.askable(self.lanes.is_some()).next_run(at, end, u64::MAX) {
             if pages.requested.set_range(run.first, run.count) > 0 {
                 match self.queue.len() < QUEUE {
                     true => self.queue.push_back(PageRun { block, first: run.first, count: run.count }),
@@ -169,8 +181,10 @@ impl PageOrder {
     }
 
     fn take_first_requested(&mut self, most: u64) -> Option<PageRun> {
+        let has_lanes = self.lanes.is_some();
         while let Some(mut wanted) = self.queue.pop_front() {
-            let Some(run) = self.blocks[wanted.block].take_requested(wanted.first, wanted.end(), most) else {
+            let pages = &self.blocks[wanted.block];
+            let Some(run) = pages.take_requested(wanted.first, wanted.end(), most, has_lanes) else {
                 continue;
             };
             let run = PageRun { block: wanted.block, first: run.first, count: run.count };
@@ -184,7 +198,7 @@ impl PageOrder {
         }
         let (from, mut at) = self.overflow?;
         for (block, pages) in self.blocks.iter().enumerate().skip(from) {
-            if let Some(run) = pages.take_requested(at, u64::MAX, most) {
+            if let Some(run) = pages.take_requested(at, u64::MAX, most, has_lanes) {
                 self.overflow = Some((block, run.end()));
                 return Some(PageRun { block, first: run.first, count: run.count });
             }
@@ -241,6 +255,9 @@ impl PageOrder {
     /// After a request, a guest often touches the pages beside it.
     fn note_near(&mut self, run: PageRun) {
         let chunk = (run.block, run.first / CHUNK_PAGES);
+        if let Some(lanes) = &self.lanes {
+            return lanes.note_near(run);
+        }
         if self.near.contains(&chunk) {
             return;
         }
@@ -248,29 +265,6 @@ impl PageOrder {
             self.near.pop_front();
         }
         self.near.push_back(chunk);
-    }
-}
-
-impl Pages {
-    fn take_requested(&self, first: u64, end: u64, most: u64) -> Option<sterna_ram::Run> {
-        let mut at = first;
-        loop {
-            // What was sent in the background is not requested any more.
-            let run = self.requested.take_run(at, end, most)?;
-            if let Some(taken) = self.unsent.take_run(run.first, run.end(), most) {
-                let left = run.end().saturating_sub(taken.end());
-                self.requested.set_range(taken.end(), left);
-                return Some(taken);
-            }
-            at = run.end();
-        }
-    }
-
-    fn take_in(&self, chunk: u64) -> Option<sterna_ram::Run> {
-        let first = chunk * CHUNK_PAGES;
-        let run = self.unsent.take_run(first, first + CHUNK_PAGES, CHUNK_PAGES)?;
-        self.requested.clear_range(run.first, run.count);
-        Some(run)
     }
 }
 

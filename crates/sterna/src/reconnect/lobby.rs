@@ -69,6 +69,25 @@ impl Lobby {
         true
     }
 
+    /// A main channel of session `session` has come in postcopy, where precopy's sessions are over. False: it is none that has not
+    /// been before. One row of numbers: an old connection of either kind is refused.
+    pub(crate) fn supersede(&self, session: u32) -> bool {
+        let mut state = self.state.lock();
+        if session <= state.last {
+            return false;
+        }
+        state.last = session;
+        state.drop_coming();
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// The highest number that any session had.
+    pub(crate) fn last(&self) -> u32 {
+        self.state.lock().last
+    }
+
     /// Waits until session `session`, which was announced, may begin.
     pub(crate) fn admit(&self, session: u32, limit: Duration) -> Admission {
         let until = Instant::now() + limit;

@@ -4,6 +4,7 @@
 //! which round (between two flushes, `specs/stream.md §3.5`): a page comes once in a round over all lanes, so the notes of a
 //! round may be applied in any order, and rounds one after the other.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -12,6 +13,7 @@ use sterna_wire::replica::PageSums;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
+use crate::threads::copied_in_parts;
 
 /// Copied at once from the arena to RAM, by way of a buffer that stays in the processor's cache.
 const COPIED: usize = 128 << 10;
@@ -200,27 +202,50 @@ impl Journal {
         let lanes: Vec<_> = self.lanes.iter().map(Mutex::lock).collect();
         let last =
             lanes.iter().filter_map(|lane| lane.notes.last()).map(|note| note.round).max().unwrap_or(0);
-        let mut from = vec![0; lanes.len()];
-        let mut buffer = vec![0; COPIED];
         for round in 0..=last {
-            for (lane, from) in lanes.iter().zip(&mut from) {
-                while let Some(note) = lane.notes.get(*from).filter(|note| note.round == round) {
-                    self.put(note, ram, &mut buffer)?;
-                    *from += 1;
-                }
-            }
+            let notes: Vec<_> = lanes.iter().flat_map(|lane| lane.of_round(round)).copied().collect();
+            let pages = notes.iter().map(|note| note.run.count).sum();
+            copied_in_parts(pages, |part| self.put_part(&notes, part, ram))?;
         }
         Ok(())
     }
 
-    fn put(&self, note: &Note, ram: &GuestRam, buffer: &mut [u8]) -> Result<(), MigrationError> {
-        let block = ram.block(note.run.block);
-        let Some(at) = note.at else {
-            block.zero_present_pages(note.run.first, note.run.count)?;
+    /// Puts these of their pages into `ram`, counted from the first note's first.
+    fn put_part(&self, notes: &[Note], pages: Range<u64>, ram: &GuestRam) -> Result<(), MigrationError> {
+        let mut buffer = vec![0; COPIED];
+        let mut before = 0;
+        for note in notes {
+            let (begin, end) = (before, before + note.run.count);
+            before = end;
+            if end <= pages.start {
+                continue;
+            }
+            if begin >= pages.end {
+                break;
+            }
+            let skip = pages.start.saturating_sub(begin);
+            let count = note.run.count.min(pages.end - begin) - skip;
+            let run = PageRun { first: note.run.first + skip, count, ..note.run };
+            self.put(run, note.at.map(|at| at + skip), ram, &mut buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Puts what stands at page `at` of the arena, or zeros, into `run`.
+    fn put(
+        &self,
+        run: PageRun,
+        at: Option<u64>,
+        ram: &GuestRam,
+        buffer: &mut [u8],
+    ) -> Result<(), MigrationError> {
+        let block = ram.block(run.block);
+        let Some(at) = at else {
+            block.zero_present_pages(run.first, run.count)?;
             return Ok(());
         };
-        let (mut from, mut to) = (at * PAGE_SIZE as u64, note.run.first * PAGE_SIZE as u64);
-        let mut left = note.run.count as usize * PAGE_SIZE;
+        let (mut from, mut to) = (at * PAGE_SIZE as u64, run.first * PAGE_SIZE as u64);
+        let mut left = run.count as usize * PAGE_SIZE;
         while left > 0 {
             let piece = &mut buffer[..left.min(COPIED)];
             self.arena.read(from, piece)?;
@@ -260,6 +285,13 @@ impl Journal {
 }
 
 impl LaneNotes {
+    /// What it took in that round. Rounds stand in their order.
+    fn of_round(&self, round: u32) -> &[Note] {
+        let first = self.notes.partition_point(|note| note.round < round);
+        let end = self.notes.partition_point(|note| note.round <= round);
+        &self.notes[first..end]
+    }
+
     /// Notes it. False: it went on what was noted last.
     fn note(&mut self, run: PageRun, at: Option<u64>) -> bool {
         let round = self.round;
@@ -334,6 +366,47 @@ mod tests {
         assert_eq!((brought.normal_pages, brought.zero_pages), (7, 2));
         journal.clear();
         assert_eq!(journal.brought(), Brought::default());
+    }
+
+    #[test]
+    fn large_checkpoint_is_applied_whole_by_several_threads() {
+        let ram = guest_of(10_000);
+        let journal = Journal::new(&ram, 64 << 20, 2).unwrap();
+        // Runs of other lengths on either lane, from the last to the first, and zeros among them. The second round brings
+        // some of them again.
+        let content = |page: u64, round: u64| (page * 7 + round * 101) as u8 | 1;
+        for (lane, round) in [(0, 0), (1, 0), (1, 1)] {
+            if round == 1 {
+                (0..2).for_each(|lane| journal.settle(lane));
+            }
+            for index in (0..1000u64).rev().filter(|index| round == 0 || index % 3 == 0) {
+                let run = run(index * 10 + lane as u64 * 5, 1 + index % 4);
+                put(&journal, lane, run, content(run.first, round));
+                if index % 16 == 0 {
+                    journal.zero(lane, PageRun { first: run.end(), count: 1, ..run }).unwrap();
+                }
+            }
+        }
+        (0..10_000).for_each(|page| ram.block(0).write(page * PAGE_SIZE as u64, &[0xee]).unwrap());
+
+        journal.apply(&ram).unwrap();
+
+        for index in 0..1000u64 {
+            for lane in 0..2u64 {
+                let (first, count) = (index * 10 + lane * 5, 1 + index % 4);
+                let round = u64::from(lane == 1 && index % 3 == 0);
+                for page in first..first + 5 {
+                    let mut byte = [0];
+                    ram.block(0).read(page * PAGE_SIZE as u64, &mut byte).unwrap();
+                    let due = match page - first {
+                        place if place < count => content(first, round),
+                        place if place == count && index % 16 == 0 => 0,
+                        _ => 0xee,
+                    };
+                    assert_eq!(byte[0], due, "page {page}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use sterna::{Address, Capabilities, Compression, Parameters, RunState, SourceVm,
 use sterna_guests::process::{ProcessConfig, ProcessGuest, Tracking};
 
 use crate::common::*;
+use crate::support::TestVm;
 pub use sides::*;
 
 #[test]
@@ -223,6 +224,23 @@ fn protection_that_is_cancelled_in_its_first_checkpoint_leaves_the_gate_open() {
     gate.gate.put(b"words of a guest that nobody protects");
     assert!(gate.gate.wait_until_empty(PATIENCE));
     assert!(matches!(pair.primary.wait(), primary::Outcome::Failed(_)));
+    assert_lives_on(&pair.guest);
+}
+
+#[test]
+fn guest_that_cannot_go_on_after_the_seeding_is_protected_by_nobody_and_goes_on_then() {
+    let (guest, _) = pair(&writer());
+    let there = ProcessGuest::waiting(writer()).expect("destination");
+    let vm = TestVm::new(Arc::clone(&guest));
+    vm.fail_resumes.store(1, Ordering::SeqCst);
+    let vms = (Arc::clone(&vm) as Arc<dyn SourceVm>, Arc::clone(&there) as Arc<dyn TargetVm>);
+    let pair = join((guest, there), vms, &PLAIN, TERMS, Arc::new(NoOutput)).expect("protected");
+
+    wait_for("the end", || pair.primary.state().outcome.is_some());
+
+    assert_eq!(pair.primary.wait(), primary::Outcome::Failed(primary::Cause::LocalFailure));
+    wait_for("the migration's end", || pair.primary.migration().outcome().is_some());
+    assert_eq!(vm.fail_resumes.load(Ordering::SeqCst), 0, "it was tried");
     assert_lives_on(&pair.guest);
 }
 

@@ -1,6 +1,6 @@
 //! A process guest that can be told to fail, to lack a device, or to be another machine.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use sterna::ram::{DirtySource, GuestRam};
@@ -19,6 +19,8 @@ pub struct TestVm {
     pub uuid: Mutex<Option<[u8; 16]>>,
     pub fail_stop: AtomicBool,
     pub fail_resume: AtomicBool,
+    /// So many resumes fail before one works.
+    pub fail_resumes: AtomicU32,
     pub fail_start: AtomicBool,
     /// What the engine asked for, in order; also how the guest is slowed down.
     pub throttled: Mutex<Vec<u8>>,
@@ -45,6 +47,7 @@ impl TestVm {
             uuid: Mutex::new(None),
             fail_stop: AtomicBool::new(false),
             fail_resume: AtomicBool::new(false),
+            fail_resumes: AtomicU32::new(0),
             fail_start: AtomicBool::new(false),
             throttled: Mutex::default(),
             dirty_limits: Mutex::default(),
@@ -108,6 +111,10 @@ impl SourceVm for TestVm {
     }
     fn resume(&self) -> Result<(), VmError> {
         unless(&self.fail_resume, "resume")?;
+        let fewer = |left: u32| left.checked_sub(1);
+        if self.fail_resumes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_ok() {
+            return Err(VmError::new("resume", "told to fail"));
+        }
         *self.resumes.lock().unwrap() += 1;
         self.guest.resume()
     }

@@ -280,6 +280,7 @@ fn disk_that_is_lost_ends_the_protection_by_name() -> Result<(), Failure> {
                 "for a disk",
                 "the disk q0 is not written at the standby any more",
                 "the standby has closed",
+                "the connection between primary and standby",
             ][..],
             "left" => &["the disk q0 is not written at the standby any more"],
             "snapshot" => &["the node overlay was put over it"],

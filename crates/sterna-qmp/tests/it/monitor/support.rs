@@ -198,6 +198,8 @@ pub struct FakeMigration {
     status: Mutex<Status>,
     pub error: Mutex<Option<String>>,
     pub decided: Mutex<Option<GuestAt>>,
+    /// Where it was told to go on.
+    pub goes_on_at: Mutex<Option<Address>>,
     pub autostart: Mutex<bool>,
     /// The guest could not be brought back after a failure.
     pub held: Mutex<bool>,
@@ -267,6 +269,7 @@ fn migration(
         status: Mutex::new(Status::Setup),
         error: Mutex::default(),
         decided: Mutex::default(),
+        goes_on_at: Mutex::default(),
         autostart: Mutex::new(true),
         held: Mutex::default(),
         custody,
@@ -375,6 +378,10 @@ impl Outgoing for FakeMigration {
         self.set(Status::PostcopyDevice);
         Ok(())
     }
+    fn resume(&self, to: &Address) -> Result<(), String> {
+        *self.goes_on_at.lock().unwrap() = Some(to.clone());
+        Ok(())
+    }
     fn continue_switchover(&self) -> Result<(), String> {
         self.set(Status::Device);
         Ok(())
@@ -402,6 +409,10 @@ impl Outgoing for FakeMigration {
 impl Receiving for FakeMigration {
     fn address(&self) -> Address {
         self.address.clone()
+    }
+    fn recover_at(&self, at: &Address) -> Result<(), String> {
+        *self.goes_on_at.lock().unwrap() = Some(at.clone());
+        Ok(())
     }
     fn status(&self) -> Status {
         *self.status.lock().unwrap()

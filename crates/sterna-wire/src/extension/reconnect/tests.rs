@@ -15,6 +15,8 @@ fn hello_proves_every_byte_of_itself_and_its_connection() {
         ReconnectChannel::Lane(0),
         ReconnectChannel::Lane(255),
         ReconnectChannel::GivesUp,
+        ReconnectChannel::Recovery,
+        ReconnectChannel::Preempt,
     ] {
         let mut bytes = Vec::new();
         hello(channel).encode(&mut bytes);

@@ -185,6 +185,17 @@ impl MainDecoder {
         }
     }
 
+    /// A recovery goes on over another channel, from its first byte: elements of the same stream follow, without a header. Whatever
+    /// was torn when the last channel was lost is forgotten, and the next record of a page names its block.
+    pub fn begin_recovery(&mut self) {
+        (self.position, self.state) = (0, DecoderState::Element);
+        self.current = Current::default();
+        self.body = Vec::new();
+        // Its END may have come, and EOF not.
+        self.sections.reopen_ram();
+        self.forget_block();
+    }
+
     /// Offset in the channel of the first byte not consumed yet.
     pub fn position(&self) -> u64 {
         self.position

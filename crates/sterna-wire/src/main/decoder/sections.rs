@@ -58,6 +58,13 @@ impl Sections {
         }
     }
 
+    /// PARTs of RAM come again.
+    pub(super) fn reopen_ram(&mut self) {
+        if let Some(section) = self.by_id.values_mut().find(|section| section.is_ram) {
+            section.open = true;
+        }
+    }
+
     pub(super) fn is_used(&self, id: u32) -> bool {
         self.by_id.contains_key(&id)
     }

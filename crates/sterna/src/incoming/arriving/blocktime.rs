@@ -69,12 +69,12 @@ impl Blocktime {
         }
     }
 
-    /// The page at this place is there.
-    pub(crate) fn came(&self, block: usize, first: u64) {
+    /// So many pages from this place on are there.
+    pub(crate) fn came(&self, block: usize, first: u64, count: u64) {
         let now = Instant::now();
         let mut measured = self.0.lock();
-        let place = (block, first);
-        let done: Vec<_> = measured.waiting.extract_if(|_, (_, wanted)| *wanted == place).collect();
+        let is_there = |place: &Place| place.0 == block && (first..first + count).contains(&place.1);
+        let done: Vec<_> = measured.waiting.extract_if(|_, (_, wanted)| is_there(wanted)).collect();
         for (thread, (since, _)) in &done {
             measured.ended(*thread, now.saturating_duration_since(*since));
         }
@@ -134,8 +134,8 @@ mod tests {
         assert_eq!(times.snapshot().blocktime, Duration::ZERO, "one vCPU runs");
         times.waits(&fault(2, 6));
         std::thread::sleep(Duration::from_millis(2));
-        times.came(0, 5);
-        times.came(0, 6);
+        times.came(0, 5, 1);
+        times.came(0, 6, 1);
 
         let got = times.snapshot();
 

@@ -4,11 +4,15 @@
 //! | --- | --- |
 //! | `order` | in which order the source's commands may come. Pure |
 //! | `pages` | which pages are missing, and how each is placed once |
+//! | `asking` | whether the source can be asked for pages now |
+//! | `ways` | on which way each came, where lanes bring pages, too |
 //! | `blocktime` | how long is waited |
 
+mod asking;
 mod blocktime;
 mod order;
 mod pages;
+mod ways;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,8 +20,10 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
+use sterna_wire::main::MainDecoder;
 
 use crate::stats::IncomingPostcopy;
+pub(super) use asking::Asking;
 pub(super) use order::Commands;
 pub(super) use pages::ArrivingPages;
 
@@ -30,12 +36,25 @@ pub(super) struct Postcopy {
     /// The channel of requested pages, once it is here.
     pub(super) preempt: Mutex<Option<Arc<Channel>>>,
     pub(super) preempt_came: Condvar,
+    /// Whether requests go out; held while they do.
+    pub(super) asking: Mutex<Asking>,
+    /// The number of the connection that took the place of one that was lost, the last time.
+    pub(super) recovered_session: Mutex<u32>,
+    /// What reads the main channel, while there is none.
+    reading: Mutex<Option<KeptReading>>,
     started: Mutex<Started>,
     /// End with the loading.
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Ends when no page is missing.
     fault_thread: Mutex<Option<JoinHandle<()>>>,
     pub(super) requests: AtomicU64,
+}
+
+/// How far the main channel was read when it was lost: another one goes on with the same stream.
+pub(super) struct KeptReading {
+    pub(super) decoder: MainDecoder,
+    /// The source lets this side know that it lives.
+    pub(super) keeps_alive: bool,
 }
 
 /// Whether the source has asked to hear that the guest was started, and whether it was.
@@ -55,6 +74,23 @@ impl Postcopy {
     pub(super) fn set_arriving(&self, arriving: &Arc<ArrivingPages>) {
         // LISTEN comes once.
         let _ = self.arriving.set(Arc::clone(arriving));
+    }
+
+    /// The main channel is not read any more.
+    pub(super) fn keep_reading(&self, reading: KeptReading) {
+        *self.reading.lock() = Some(reading);
+    }
+
+    /// Another main channel is to be read.
+    pub(super) fn take_reading(&self) -> Option<KeptReading> {
+        self.reading.lock().take()
+    }
+
+    /// No thread of the lost channels is left.
+    pub(super) fn forget_channels(&self) {
+        // Whoever is about to ask over the lost main channel ends with it.
+        *self.asking.lock() = Asking::default();
+        *self.preempt.lock() = None;
     }
 
     /// A thread that ends with the loading.

@@ -1,17 +1,23 @@
 //! The pages that come while the guest runs: which are missing, and how each is placed once.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError};
 use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT, PAGE_SIZE};
+use sterna_wire::received_pages::ReceivedPages;
 
 use super::blocktime::Blocktime;
+use super::ways::{Way, Ways};
 use crate::error::MigrationError;
+use crate::order::PageRun;
 
 /// Huge pages of which some has come. A source sends those that are asked for whole, and the others one after the other.
 const HALF_HUGE_PAGES: usize = 16;
+/// So many more for each lane.
+const HALF_HUGE_PAGES_OF_A_LANE: usize = 2;
 
 impl From<MissingPagesError> for MigrationError {
     fn from(error: MissingPagesError) -> Self {
@@ -25,15 +31,21 @@ pub(crate) struct ArrivingPages {
     kernel: MissingPages,
     /// Not in place. A bit goes only after its page is.
     lacking: DirtyBitmaps,
-    /// What came: each page comes once.
+    /// What came, and is placed by who has set its bit: each page comes once.
     arrived: DirtyBitmaps,
+    /// Where lanes bring pages, too: one that was asked for comes once more.
+    ways: Option<Ways>,
     /// What was asked for.
     requested: DirtyBitmaps,
     left: AtomicU64,
     /// Huge pages of which some has come, by block and first page.
-    half: Mutex<HashMap<(usize, u64), Half>>,
+    half: Mutex<HashMap<(usize, u64), SharedHalf>>,
+    most_half: usize,
     blocktime: Option<Blocktime>,
 }
+
+/// Ways to it: the main and the preempt channel, and lanes.
+type SharedHalf = Arc<Mutex<Half>>;
 
 /// A huge page of which some has come.
 struct Half {
@@ -42,11 +54,13 @@ struct Half {
 }
 
 impl ArrivingPages {
-    /// Takes the pages away that did not come, and from now on holds whoever touches one. `received`: pages that came.
+    /// Takes the pages away that did not come, and from now on holds whoever touches one. `received`: pages that came; `lanes`: how many
+    /// bring pages, too.
     pub(crate) fn begin(
         ram: &GuestRam,
         received: &DirtyBitmaps,
         measures: bool,
+        lanes: usize,
     ) -> Result<Self, MigrationError> {
         let kernel = MissingPages::new(ram)?;
         let lacking = DirtyBitmaps::new(ram);
@@ -72,6 +86,8 @@ impl ArrivingPages {
             kernel,
             lacking,
             arrived: DirtyBitmaps::new(ram),
+            ways: (lanes > 0).then(|| Ways::new(ram)),
+            most_half: HALF_HUGE_PAGES + HALF_HUGE_PAGES_OF_A_LANE * lanes,
             requested: DirtyBitmaps::new(ram),
             half: Mutex::default(),
             blocktime: measures.then(Blocktime::default),
@@ -108,7 +124,7 @@ impl ArrivingPages {
             blocktime.waits(fault);
             // It may have come in between.
             if self.is_here(fault) {
-                blocktime.came(block, first);
+                blocktime.came(block, first, count);
             }
         }
         Ok(self.requested.block(block).set_range(first, count) > 0)
@@ -121,24 +137,83 @@ impl ArrivingPages {
 
     /// A page has come.
     pub(crate) fn page(&self, block: usize, page: u64, content: &[u8]) -> Result<(), MigrationError> {
-        self.comes(block, page)?;
-        let unit = self.ram.block(block).page_bytes() >> PAGE_SHIFT;
-        if unit > 1 {
-            return self.part(block, page, unit, Some(content));
+        match self.comes(Way::Main, block, page)? {
+            true => self.put(block, page, 1, Some(content)),
+            false => Ok(()),
         }
-        let is_new = self.kernel.place(block, page, content)?;
-        self.placed(block, page, 1, is_new)
     }
 
     /// A page has come that is zero.
     pub(crate) fn zero(&self, block: usize, page: u64) -> Result<(), MigrationError> {
-        self.comes(block, page)?;
-        let unit = self.ram.block(block).page_bytes() >> PAGE_SHIFT;
-        if unit > 1 {
-            return self.part(block, page, unit, None);
+        match self.comes(Way::Main, block, page)? {
+            true => self.put(block, page, 1, None),
+            false => Ok(()),
         }
-        let is_new = self.kernel.place_zeros(block, page, 1)?;
-        self.placed(block, page, 1, is_new)
+    }
+
+    /// Pages have come on a lane. `None`: they are zero.
+    pub(crate) fn on_lane(&self, run: PageRun, content: Option<&[u8]>) -> Result<(), MigrationError> {
+        let bytes = |page: u64| ((page - run.first) as usize) << PAGE_SHIFT;
+        let mut first = run.first;
+        while first < run.end() {
+            // Those side by side that did not come on the other way. What this side is to place it places, whatever follows.
+            let mut comes = Ok(true);
+            let mut end = first;
+            while end < run.end() {
+                comes = self.comes(Way::Lane, run.block, end);
+                match comes {
+                    Ok(true) => end += 1,
+                    Ok(false) | Err(_) => break,
+                }
+            }
+            if end > first {
+                let content = content.map(|content| &content[bytes(first)..bytes(end)]);
+                self.put(run.block, first, end - first, content)?;
+            }
+            comes?;
+            first = end + 1;
+        }
+        Ok(())
+    }
+
+    /// The connection was lost, and another one has come; no page comes meanwhile. What came of huge pages in part comes again.
+    /// Lanes bring nothing any more.
+    pub(crate) fn begin_recovery(&self) {
+        self.half.lock().clear();
+        if let Some(ways) = &self.ways {
+            ways.end();
+        }
+        for (arrived, lacking) in self.arrived.blocks().iter().zip(self.lacking.blocks()) {
+            for (came, lacks) in arrived.words().iter().zip(lacking.words()) {
+                came.fetch_and(!lacks.load(Ordering::Acquire), Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Pages of a block that are in place.
+    pub(crate) fn received(&self, block: usize) -> ReceivedPages {
+        let lacking = self.lacking.block(block);
+        let mut received = ReceivedPages::none(lacking.pages());
+        (0..lacking.pages()).filter(|page| !lacking.get(*page)).for_each(|page| received.add(page));
+        received
+    }
+
+    /// What was asked for and is missing: block, first page and count, each a whole page of the memory below.
+    pub(crate) fn wanted(&self) -> Vec<(usize, u64, u64)> {
+        let mut wanted = Vec::new();
+        for (index, block) in self.ram.blocks().iter().enumerate() {
+            let unit = block.page_bytes() >> PAGE_SHIFT;
+            let (requested, lacking) = (self.requested.block(index), self.lacking.block(index));
+            let mut from = 0;
+            while let Some(run) = requested.next_run(from, requested.pages(), 1) {
+                let first = run.first / unit * unit;
+                if lacking.get(first) {
+                    wanted.push((index, first, unit));
+                }
+                from = first + unit;
+            }
+        }
+        wanted
     }
 
     /// Everybody goes on: all pages are in place, or no guest runs.
@@ -147,18 +222,44 @@ impl ArrivingPages {
         self.kernel.stop_waiting();
     }
 
-    /// Each page comes once, and only if it is missing.
-    fn comes(&self, block: usize, page: u64) -> Result<(), MigrationError> {
+    /// Each page comes once, and only if it is missing; with lanes it comes once more if it was asked for. True: it is to be placed now.
+    fn comes(&self, way: Way, block: usize, page: u64) -> Result<bool, MigrationError> {
+        let ways = self.ways.as_ref().filter(|ways| !ways.are_over());
+        let is_first_on_way = ways.is_none_or(|ways| ways.is_first(way, block, page));
         let why = if !self.lacking.block(block).get(page) && !self.arrived.block(block).get(page) {
             "was not missing"
-        } else if self.arrived.block(block).set_range(page, 1) == 0 {
-            "came twice"
+        } else if is_first_on_way && self.arrived.block(block).set_range(page, 1) > 0 {
+            return Ok(true);
+        } else if ways.is_some() && is_first_on_way && self.requested.block(block).get(page) {
+            return Ok(false);
         } else {
-            return Ok(());
+            "came twice"
         };
         let (offset, name) = (page << PAGE_SHIFT, self.ram.block(block).name());
         let what = format!("page {offset:#x} of block {name:?} {why} (specs/postcopy.md §3)");
         Err(MigrationError::PeerMisbehaved { what })
+    }
+
+    /// Puts pages in place, which came together. `None`: zeros.
+    fn put(
+        &self,
+        block: usize,
+        first: u64,
+        count: u64,
+        content: Option<&[u8]>,
+    ) -> Result<(), MigrationError> {
+        let unit = self.ram.block(block).page_bytes() >> PAGE_SHIFT;
+        if unit > 1 {
+            return (0..count).try_for_each(|index| {
+                let at = (index as usize) << PAGE_SHIFT;
+                self.part(block, first + index, unit, content.map(|content| &content[at..at + PAGE_SIZE]))
+            });
+        }
+        let is_new = match content {
+            Some(content) => self.kernel.place(block, first, content)?,
+            None => self.kernel.place_zeros(block, first, count)?,
+        };
+        self.placed(block, first, count, is_new)
     }
 
     /// Keeps a part of a huge page; with its last part it is placed. `None`: zeros.
@@ -166,23 +267,24 @@ impl ArrivingPages {
         let first = page / unit * unit;
         let bytes = (unit as usize) << PAGE_SHIFT;
         let mut half = self.half.lock();
-        if !half.contains_key(&(block, first)) && half.len() >= HALF_HUGE_PAGES {
-            let what = format!("more than {HALF_HUGE_PAGES} huge pages came in parts at once");
+        if !half.contains_key(&(block, first)) && half.len() >= self.most_half {
+            let what = format!("more than {} huge pages came in parts at once", self.most_half);
             return Err(MigrationError::PeerMisbehaved { what });
         }
-        let new = || Half { content: vec![0; bytes], missing: unit };
-        let kept = half.entry((block, first)).or_insert_with(new);
+        let new = || Arc::new(Mutex::new(Half { content: vec![0; bytes], missing: unit }));
+        let kept = Arc::clone(half.entry((block, first)).or_insert_with(new));
+        // Copied under the huge page's own lock: no page that is waited for waits for those on a lane.
+        drop(half);
+        let mut whole = kept.lock();
         if let Some(content) = content {
             let at = ((page - first) as usize) << PAGE_SHIFT;
-            kept.content[at..at + PAGE_SIZE].copy_from_slice(content);
+            whole.content[at..at + PAGE_SIZE].copy_from_slice(content);
         }
-        kept.missing -= 1;
-        if kept.missing > 0 {
+        whole.missing -= 1;
+        if whole.missing > 0 {
             return Ok(());
         }
-        let whole = half.remove(&(block, first));
-        drop(half);
-        let Some(whole) = whole else { return Ok(()) };
+        self.half.lock().remove(&(block, first));
         let is_new = self.kernel.place(block, first, &whole.content)?;
         self.placed(block, first, unit, is_new)
     }
@@ -197,7 +299,7 @@ impl ArrivingPages {
         let cleared = self.lacking.block(block).clear_range(first, count);
         self.left.fetch_sub(cleared, Ordering::AcqRel);
         if let Some(blocktime) = &self.blocktime {
-            blocktime.came(block, first);
+            blocktime.came(block, first, count);
         }
         Ok(())
     }

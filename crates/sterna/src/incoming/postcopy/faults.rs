@@ -4,10 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use sterna_ram::PAGE_SHIFT;
-use sterna_ram::missing_pages::Fault;
-use sterna_wire::return_path::ReturnMessage;
-
 use crate::error::MigrationError;
 use crate::incoming::arriving::ArrivingPages;
 use crate::incoming::shared::Shared;
@@ -30,12 +26,14 @@ pub(super) fn spawn(
 
 fn answer(shared: &Shared, arriving: &ArrivingPages) -> Result<(), MigrationError> {
     let (mut faults, mut bytes) = (Vec::new(), Vec::new());
-    // The block of the request before: the next need not name it.
-    let mut last = None;
     while arriving.wait(&mut faults)? {
+        // Held to the end, so that nothing of this can befall a connection that comes after a loss.
+        let mut asking = shared.postcopy.asking.lock();
         for fault in faults.drain(..) {
-            if arriving.wants(&fault)? {
-                request(shared, &fault, &mut last, &mut bytes)?;
+            if arriving.wants(&fault)? && asking.is_open() {
+                let name = shared.layout()?.table.name(fault.block);
+                asking.encode((fault.block, name), (fault.first, fault.count), &mut bytes)?;
+                shared.postcopy.requests.fetch_add(1, Ordering::Relaxed);
             }
         }
         // All that came at once in one write.
@@ -47,21 +45,4 @@ fn answer(shared: &Shared, arriving: &ArrivingPages) -> Result<(), MigrationErro
         }
     }
     Ok(())
-}
-
-fn request(
-    shared: &Shared,
-    fault: &Fault,
-    last: &mut Option<usize>,
-    bytes: &mut Vec<u8>,
-) -> Result<(), MigrationError> {
-    let block = match last.replace(fault.block) == Some(fault.block) {
-        true => None,
-        false => Some(shared.layout()?.table.name(fault.block).to_owned()),
-    };
-    // A page of the memory below is much shorter than 4 GiB.
-    let length = (fault.count << PAGE_SHIFT) as u32;
-    let message = ReturnMessage::RequestPages { block, start: fault.first << PAGE_SHIFT, length };
-    shared.postcopy.requests.fetch_add(1, Ordering::Relaxed);
-    message.encode(bytes).map_err(MigrationError::wire("return path"))
 }

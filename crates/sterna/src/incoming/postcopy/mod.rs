@@ -9,12 +9,16 @@
 //! | `faults` | asks for what is waited for |
 //! | `package` | the devices, and RUN |
 //! | `preempt` | the channel of requested pages |
+//! | `recovery` | goes on over another connection after a loss |
+//! | `listening` | where a source is waited for that comes back |
 //!
 //! What they share is in [`super::arriving`].
 
 mod faults;
+pub(super) mod listening;
 mod package;
 pub(super) mod preempt;
+pub(super) mod recovery;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +26,7 @@ use std::time::Duration;
 use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_ram::missing_pages::{MissingPages, MissingPagesError};
+use sterna_transport::Channel;
 use sterna_wire::extension;
 use sterna_wire::main::MainItem;
 use sterna_wire::return_path::ReturnMessage;
@@ -139,15 +144,36 @@ pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
         true => Some(preempt::await_channel(shared)?),
         false => None,
     };
+    shared.rounds.end_precopy()?;
     let sink = sink(shared)?;
     let measures = shared.capabilities.postcopy_blocktime;
-    let arriving = Arc::new(ArrivingPages::begin(sink.ram(), sink.received(), measures)?);
+    let lanes = lanes_that_follow(shared);
+    let arriving = Arc::new(ArrivingPages::begin(sink.ram(), sink.received(), measures, lanes)?);
     shared.postcopy.set_arriving(&arriving);
-    shared.postcopy.keep_fault_thread(faults::spawn(shared, &arriving)?);
-    if let Some(channel) = preempt {
-        spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))?;
+    if lanes > 0 {
+        shared.rounds.follow();
     }
-    Ok(())
+    shared.postcopy.asking.lock().open();
+    shared.postcopy.keep_fault_thread(faults::spawn(shared, &arriving)?);
+    match preempt {
+        Some(channel) => receive_requested(shared, channel, arriving),
+        None => Ok(()),
+    }
+}
+
+/// Starts the thread that places what comes over the channel of requested pages.
+fn receive_requested(
+    shared: &Arc<Shared>,
+    channel: Arc<Channel>,
+    arriving: Arc<ArrivingPages>,
+) -> Result<(), MigrationError> {
+    spawn(shared, "preempt channel", move |shared| preempt::receive(shared, &channel, &arriving))
+}
+
+/// How many lanes may bring pages while the guest runs: those of a Sterna that has read what this side can do.
+fn lanes_that_follow(shared: &Shared) -> usize {
+    let is_sterna = shared.secret.lock().is_some();
+    if is_sterna { shared.places.lanes() } else { 0 }
 }
 
 /// Takes what a package has in it. Its devices are loaded by another thread.
@@ -155,6 +181,13 @@ pub(super) fn take_package(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result
     let items = package::check(items)?;
     listen(shared)?;
     spawn(shared, "package", move |shared| package::load(shared, items))
+}
+
+/// What the source may not send after LISTEN.
+pub(super) fn unfit() -> MigrationError {
+    let what = "after LISTEN it sent something else than whole pages, and one MULTIFD_FLUSH behind those of its multifd channels \
+                if they bring any (specs/postcopy.md §3, specs/extension.md §12.5)";
+    MigrationError::PeerMisbehaved { what: what.to_owned() }
 }
 
 /// Starts a thread that ends with the loading.

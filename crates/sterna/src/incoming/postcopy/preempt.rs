@@ -28,6 +28,8 @@ pub(in crate::incoming) fn takes_any(shared: &Shared) -> bool {
         && *shared.postcopy.commands.lock() >= Commands::Advised
         && shared.secret.lock().is_none()
         && shared.postcopy.preempt.lock().is_none()
+        // Then the main channel comes first.
+        && !shared.is_paused()
 }
 
 /// A connection is the preempt channel: proven by its hello if there is one.
@@ -45,7 +47,17 @@ pub(in crate::incoming) fn take(
             return Err(MigrationError::Internal("a hello of full length is incomplete".to_owned()));
         };
         check(shared, greeting, &hello)?;
+        if shared.postcopy.arriving().is_some() {
+            let what =
+                format!("{}: an old preempt channel came, of a connection that is lost", channel.peer());
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
     }
+    put(shared, channel)
+}
+
+/// This is the preempt channel.
+pub(super) fn put(shared: &Shared, channel: &Arc<Channel>) -> Result<(), MigrationError> {
     let mut place = shared.postcopy.preempt.lock();
     if place.is_some() {
         let what =

@@ -7,6 +7,7 @@ mod hints;
 mod postcopy;
 mod precopy;
 mod reconnecting;
+mod recovery;
 mod rounds;
 mod sessions;
 mod setup;
@@ -130,6 +131,8 @@ pub(super) struct Control {
     stopping: Option<bool>,
     /// Whether the guest ran before it was stopped for the switchover.
     ran_before: bool,
+    /// Why it could not go on after that.
+    not_resumed: Option<MigrationError>,
     step_began: Instant,
 }
 
@@ -159,6 +162,7 @@ impl Control {
             identify_sent: None,
             stopping: None,
             ran_before: false,
+            not_resumed: None,
             step_began: now,
             shared,
         }
@@ -233,11 +237,15 @@ impl Control {
             Action::SendEof => self.send_eof(),
             Action::SendRun => self.send_run(),
             Action::SendPages => self.send_pages()?,
+            Action::Recover => self.recover()?,
             Action::ReportPaused(cause) => self.report_paused(cause),
             Action::TakeCheckpoints => self.take_checkpoints()?,
             Action::ReportUndecided(cause) => self.report_undecided(cause),
             Action::AskAgain => self.ask_again(),
-            Action::CloseChannels => self.close_channels(),
+            Action::CloseChannels => {
+                self.close_channels();
+                self.shared.report(Fed::ChannelsClosed);
+            }
             Action::BreakOff => self.break_off(),
             Action::Reconnect => self.reconnect(),
             Action::ReacquireHooks => self.reacquire_hooks(),
@@ -397,6 +405,7 @@ impl Control {
         if let Some(streams) = self.epoch_streams.take() {
             streams.end();
         }
+        self.shared.postcopy.pause();
         self.waits.keep_alive(None);
         self.main = None;
         // Unless it is in its place, it is gone with this.

@@ -80,7 +80,7 @@ impl Control {
             shared.guest_source.send_switchover_start(stream)?;
             stream.commands(&discards(&shared.ram, &unsent))
         })?;
-        shared.postcopy.begin(&unsent);
+        shared.postcopy.begin(&shared.ram, &unsent);
         let counters = Arc::clone(&shared.counters);
         let sender = PageSender::new(shared.ram.clone(), counters, &main, self.preempt.clone());
         let (answering, theirs) = (sender.clone(), Arc::clone(&shared));
@@ -103,6 +103,11 @@ impl Control {
         let rounds = self.rounds()?.latest();
         for round in rounds.iter().filter(|round| round.number() > shared.lanes.queue.last_flushed()) {
             self.run_dry(round)?;
+        }
+        let peer = shared.driver.inspect(Source::peer);
+        let takes_lanes = peer.sterna && Features(peer.features).contains(Features::POSTCOPY_LANES);
+        if shared.capabilities.multifd && takes_lanes {
+            shared.postcopy.keep_lanes();
         }
         shared.lanes.queue.end();
         self.sync()?;
@@ -160,16 +165,49 @@ impl Control {
     /// Performs `SendPages`: until none is left.
     pub(super) fn send_pages(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
-        self.note_start();
+        if !self.has_recovered() {
+            self.note_start();
+        }
         {
             let mut statistics = shared.statistics.lock();
-            statistics.at_start = Some(shared.counters.now());
+            let now = shared.counters.now();
+            statistics.at_start.get_or_insert(now);
             statistics.following_bytes = shared.postcopy.left_bytes();
             (statistics.round, statistics.next_round_bytes) = (None, 0);
         }
         let Some(sender) = self.page_sender.clone() else {
             return Err(MigrationError::Internal("pages follow, and nobody sends them".to_owned()).into());
         };
+        let has_lanes = shared.postcopy.has_lanes() && !self.multifd.is_empty();
+        if has_lanes {
+            self.await_lanes()?;
+        } else {
+            self.send_background(&sender)?;
+        }
+        shared.postcopy.ends();
+        shared.report(Fed::PagesSent);
+        sender.close_preempt();
+        main.with(|stream| {
+            if has_lanes {
+                stream.ram_part(false, true)?;
+            }
+            stream.ram_part(true, false)?;
+            stream.send(|out| {
+                encode_end(out);
+                Ok(())
+            })
+        })?;
+        for channel in &self.multifd {
+            if let Err(error) = channel.say_goodbye() {
+                tracing::debug!(%error, "end of a multifd channel");
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the pages that nobody asks for, over the main channel, until none is left and all that were asked for are sent.
+    fn send_background(&mut self, sender: &PageSender) -> Result<(), Break> {
+        let shared = Arc::clone(&self.shared);
         let limiter = &shared.postcopy.limiter;
         loop {
             self.waits.until(|| (!limiter.is_spent()).then_some(()))?;
@@ -186,24 +224,24 @@ impl Control {
                     self.waits.was_not_silent();
                 }
                 Background::Wait => self.waits.idle(),
-                Background::Done => break,
+                Background::Done => return Ok(()),
             }
         }
-        shared.postcopy.ends();
-        shared.report(Fed::PagesSent);
-        sender.close_preempt();
-        main.with(|stream| {
-            stream.ram_part(true, false)?;
-            stream.send(|out| {
-                encode_end(out);
-                Ok(())
-            })
-        })?;
-        for channel in &self.multifd {
-            if let Err(error) = channel.say_goodbye() {
-                tracing::debug!(%error, "end of a multifd channel");
-            }
+    }
+
+    /// Lanes send those pages. Waits until they are through, and all that were asked for are sent.
+    fn await_lanes(&mut self) -> Result<(), Break> {
+        let shared = Arc::clone(&self.shared);
+        let (postcopy, lanes) = (&shared.postcopy, shared.lanes.count());
+        postcopy.let_lanes_begin();
+        let is_done = || (postcopy.lanes_are_through(lanes) && postcopy.ends_if_answered()).then_some(());
+        while self.waits.at_most(PATIENCE, is_done)?.is_none() {
+            let left = postcopy.left_bytes();
+            let mut statistics = shared.statistics.lock();
+            statistics.following_bytes = left;
+            statistics.observe(shared.counters.now());
         }
+        shared.statistics.lock().following_bytes = 0;
         Ok(())
     }
 
@@ -214,8 +252,9 @@ impl Control {
         let text = format!(
             "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits there when \
              it needs a page that did not come; {left} pages were not sent, and some may have been lost on their way. Keep this \
-             process: it alone has them. The guest does not run here any more; when it is complete there, or lost, decide \
-             destination-runs"
+             process: it alone has them. To go on, say migrate with resume here and, if the destination shall listen at another \
+             address, migrate-recover there before. The guest does not run here any more; when it is complete there, or lost, \
+             decide destination-runs"
         );
         self.shared.tell(&Event::Warning(text));
     }

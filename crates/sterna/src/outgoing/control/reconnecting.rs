@@ -117,7 +117,7 @@ impl Control {
     pub(super) fn reconnect(&mut self) {
         let shared = Arc::clone(&self.shared);
         let params = shared.params();
-        self.reconnecting.session += 1;
+        self.reconnecting.session = shared.recovery.begin_session();
         let left = shared.driver.inspect(Source::deadline).map(|end| end.saturating_sub(shared.driver.now()));
         let limit = ATTEMPT.min(params.limits.setup).min(left.unwrap_or(ATTEMPT));
         let pages = block_pages(&shared.ram);
@@ -229,7 +229,7 @@ impl Control {
             return;
         }
         let params = self.shared.params();
-        self.reconnecting.session += 1;
+        self.reconnecting.session = self.shared.recovery.begin_session();
         // The one of the migration ends every wait by now.
         let cancel = CancelFlag::new();
         give_up(&self.dialling(&params, &[], FAREWELL.min(params.limits.setup), &cancel));

@@ -13,6 +13,7 @@ use crate::outgoing::file::{self, SaveFile};
 use crate::outgoing::lanes::{Lane, LaneEnds, MainLane, MultifdLane, MultifdShared, SharedDeltas};
 use crate::outgoing::main_channel::MainChannel;
 use crate::outgoing::main_stream::{MainStream, Sink};
+use crate::outgoing::postcopy::lanes::follow;
 use crate::outgoing::protection::{DeltaCache, Scratch, SentPages};
 use crate::outgoing::rdma::{self, PacketLane, RdmaLane, RdmaSource, Work};
 use crate::outgoing::shared::Shared;
@@ -160,7 +161,8 @@ pub(super) fn start_lanes(
                 streams: streams.as_deref(),
                 nudge: &|| shared.driver.nudge(),
             };
-            if let Err(error) = lane.run(writer.as_mut()) {
+            let ended = lane.run(writer.as_mut());
+            if let Err(error) = ended.and_then(|()| follow(&lane, &shared.postcopy, writer.as_mut())) {
                 // First the reason: what follows from closing the channel is none.
                 shared.fail(error);
                 writer.abort();
@@ -267,6 +269,7 @@ fn multifd_lanes(
             normal: Vec::new(),
             pages: Vec::new(),
             payload: Vec::new(),
+            keeps_zeros: false,
             changes: None,
         };
         Ok(LaneEnds { writer: Box::new(lane), reader })

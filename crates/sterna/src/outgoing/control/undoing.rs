@@ -33,7 +33,11 @@ impl Control {
                 | Action::Finish(_),
                 _,
             ) => {
-                return self.shared.tell(&Event::Warning(error.to_string()));
+                self.shared.tell(&Event::Warning(error.to_string()));
+                if action == Action::CloseChannels {
+                    self.shared.report(Fed::ChannelsClosed);
+                }
+                return;
             }
             _ => return self.shared.fail(error),
         };
@@ -41,6 +45,9 @@ impl Control {
             matches!(action, Action::ReacquireHooks | Action::ResumeGuest | Action::StopTracking);
         if is_undoing {
             self.shared.tell(&Event::Warning(error.to_string()));
+            if action == Action::ResumeGuest {
+                self.not_resumed = Some(error);
+            }
         } else {
             self.shared.note_error(error);
         }
@@ -74,6 +81,7 @@ impl Control {
             }
             Err(error) => {
                 self.shared.tell(&Event::Warning(error.to_string()));
+                self.not_resumed = Some(error.into());
                 self.shared.report(Fed::GuestResumeFailed);
             }
         }

@@ -92,12 +92,7 @@ impl Lane<'_> {
                 self.counters.absent(taken.run.count);
                 writer.absent_run(taken.run)?;
             } else {
-                let mut rest = Some(taken.run);
-                while let Some(run) = rest {
-                    let (run, others) = run.split(self.reader.together(run));
-                    self.send_run(run, !round.sends_zeros(), writer)?;
-                    rest = others;
-                }
+                self.send_pages(taken.run, !round.sends_zeros(), writer)?;
             }
             // A chunk for every packet of pages: neither waits for the end of the other.
             if let Some(chunk) = self.streams.and_then(|streams| streams.outbox.take(self.index)) {
@@ -111,6 +106,22 @@ impl Lane<'_> {
         self.count(&mut cursor);
         (self.nudge)();
         writer.barrier()
+    }
+
+    /// Sends pages, at most a packet's worth.
+    pub(super) fn send_pages(
+        &self,
+        run: PageRun,
+        tell_apart: bool,
+        writer: &mut dyn PageWriter,
+    ) -> Result<(), MigrationError> {
+        let mut rest = Some(run);
+        while let Some(run) = rest {
+            let (run, others) = run.split(self.reader.together(run));
+            self.send_run(run, tell_apart, writer)?;
+            rest = others;
+        }
+        Ok(())
     }
 
     /// Counts what the lane did to come to its pages.

@@ -35,6 +35,8 @@ pub(in crate::outgoing) struct MultifdLane {
     pub normal: Vec<PageRun>,
     pub pages: Vec<u8>,
     pub payload: Vec<u8>,
+    /// Zero pages are in packets, whatever the others do.
+    pub keeps_zeros: bool,
     /// Made when the first checkpoint is sent with differences.
     pub changes: Option<Box<Changes>>,
 }
@@ -83,7 +85,7 @@ impl PageWriter for MultifdLane {
             sums.zeros(run.block, run.first, run.count);
             sent.add(&sums);
         }
-        if let Some(main) = self.shared.zeros_to.clone() {
+        if let Some(main) = self.shared.zeros_to.clone().filter(|_| !self.keeps_zeros) {
             return self.zero_records(&main, run);
         }
         self.each_part(run, |lane, part| {
@@ -106,6 +108,10 @@ impl PageWriter for MultifdLane {
         self.flush()?;
         self.flush_differences()?;
         self.sync()
+    }
+
+    fn keep_to_itself(&mut self) {
+        self.keeps_zeros = true;
     }
 
     fn abort(&mut self) {

@@ -2,19 +2,23 @@
 //!
 //! The guest stands here for good from the commit on, so its pages do not change any more: they are sent from where they are.
 
+pub(super) mod lanes;
 pub(super) mod package;
+pub(super) mod recovery;
 pub(super) mod sender;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
+use sterna_wire::received_pages::ReceivedPages;
 
 use super::lanes::limiter::Limiter;
 use crate::error::MigrationError;
 use crate::order::PageRun;
-use crate::postcopy::order::PageOrder;
+use crate::postcopy::order::{LanePages, PageOrder};
 
 /// Requested pages that go out in one write.
 const REQUESTED_AT_ONCE: u64 = 16;
@@ -28,8 +32,25 @@ pub(super) struct Postcopy {
     has_ended: AtomicBool,
     /// `max-postcopy-bandwidth`: of pages that nobody asks for.
     pub(super) limiter: Limiter,
+    /// The background's pages, where lanes send them.
+    lane_pages: OnceLock<Arc<LanePages>>,
+    lanes: Mutex<LanesTurn>,
+    lanes_changed: Condvar,
     following: Mutex<Following>,
     changed: Condvar,
+}
+
+/// Where lanes are that send the background's pages.
+#[derive(Default)]
+struct LanesTurn {
+    /// They stay when the rounds are over.
+    stay: bool,
+    /// The guest runs at the destination: they begin.
+    go: bool,
+    /// Nobody waits any more.
+    is_over: bool,
+    /// Those that have sent their last page.
+    through: usize,
 }
 
 /// The pages that follow the guest.
@@ -37,6 +58,8 @@ pub(super) struct Postcopy {
 struct Following {
     /// Which are left, and their order; from the package on.
     order: Option<PageOrder>,
+    /// The destination was told to listen, or to go on.
+    may_be_asked: bool,
     /// The block of the request before.
     last: Option<usize>,
     /// Requested pages that were taken and are not written yet.
@@ -61,6 +84,9 @@ impl Postcopy {
             is_wanted: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             limiter: Limiter::new(bytes_per_second),
+            lane_pages: OnceLock::new(),
+            lanes: Mutex::default(),
+            lanes_changed: Condvar::new(),
             following: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -85,13 +111,68 @@ impl Postcopy {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// From now on pages may be asked for. `unsent`: those that the destination lacks.
-    pub(super) fn begin(&self, unsent: &DirtyBitmaps) {
-        self.following.lock().order = Some(PageOrder::of_unsent(unsent.blocks()));
+    /// From now on pages may be asked for. `unsent`: those that the destination lacks. Lanes that [stay](Self::keep_lanes) will
+    /// send those that nobody asks for.
+    pub(super) fn begin(&self, ram: &GuestRam, unsent: &DirtyBitmaps) {
+        let mut order = PageOrder::of_unsent(unsent.blocks());
+        if self.lanes.lock().stay {
+            let units: Vec<_> = ram.blocks().iter().map(|block| block.page_bytes() >> PAGE_SHIFT).collect();
+            // Begun once.
+            let _ = self.lane_pages.set(order.share(&units));
+        }
+        let mut following = self.following.lock();
+        following.order = Some(order);
+        following.may_be_asked = true;
+    }
+
+    /// The connection broke, and no thread sends any more: the destination has these pages and no others.
+    ///
+    /// # Errors
+    /// It says that it has a page which was never sent.
+    pub(super) fn recover(
+        &self,
+        ram: &GuestRam,
+        received: &[(usize, ReceivedPages)],
+    ) -> Result<(), MigrationError> {
+        let mut following = self.following.lock();
+        let Some(order) = following.order.as_mut() else {
+            return Err(MigrationError::Internal("a recovery without pages that follow".to_owned()));
+        };
+        for (block, received) in received {
+            if let Some(page) = order.unsent_among(*block, received) {
+                let name = ram.block(*block).name();
+                let what = format!(
+                    "the destination says that it has page {:#x} of block {name:?}, which was never sent: it is not the one that \
+                     got this guest (specs/postcopy.md §5)",
+                    page << PAGE_SHIFT
+                );
+                return Err(MigrationError::PeerMisbehaved { what });
+            }
+        }
+        order.forget_requests();
+        received.iter().for_each(|(block, received)| order.received(*block, received));
+        (following.last, following.is_over) = (None, false);
+        self.has_ended.store(false, Ordering::Release);
+        self.limiter.close();
+        Ok(())
+    }
+
+    /// The destination is about to be told to go on.
+    pub(super) fn may_be_asked(&self) {
+        self.following.lock().may_be_asked = true;
+    }
+
+    /// The connection broke.
+    pub(super) fn pause(&self) {
+        self.following.lock().may_be_asked = false;
     }
 
     /// Bytes of pages that are left.
     pub(super) fn left_bytes(&self) -> u64 {
+        if let Some(pages) = self.lane_pages.get() {
+            // Counted without the lock that requests need.
+            return pages.left() << PAGE_SHIFT;
+        }
         self.following.lock().order.as_ref().map_or(0, PageOrder::unsent_pages) << PAGE_SHIFT
     }
 
@@ -113,8 +194,9 @@ impl Postcopy {
             Some(name) => ram.blocks().iter().position(|known| known.name() == name),
             None => following.last,
         };
-        let Some(order) = following.order.as_mut() else {
-            return Err(wrong("pages before it was told to listen".to_owned()));
+        let may_be_asked = following.may_be_asked;
+        let Some(order) = following.order.as_mut().filter(|_| may_be_asked) else {
+            return Err(wrong("pages before it was told to listen, or to go on".to_owned()));
         };
         let Some(block) = last else {
             return Err(wrong(match block {
@@ -140,7 +222,8 @@ impl Postcopy {
             if following.is_over {
                 return None;
             }
-            let run = following.order.as_mut().and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
+            let order = following.order.as_mut().filter(|_| !self.has_ended());
+            let run = order.and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
             if run.is_some() {
                 following.on_their_way += 1;
                 return run;
@@ -183,10 +266,24 @@ impl Postcopy {
         }
     }
 
+    /// EOF is about to go out if no requested page is on its way. True: it is, and none follows.
+    pub(super) fn ends_if_answered(&self) -> bool {
+        // Under the lock under which requested pages are taken.
+        let following = self.following.lock();
+        let has_requests = following.order.as_ref().is_some_and(PageOrder::has_requests);
+        if has_requests || following.on_their_way > 0 {
+            return false;
+        }
+        self.ends();
+        true
+    }
+
     /// Nobody waits any more.
     pub(super) fn stop(&self) {
         self.following.lock().is_over = true;
         self.changed.notify_all();
+        self.lanes.lock().is_over = true;
+        self.lanes_changed.notify_all();
         self.limiter.open();
     }
 }
@@ -215,7 +312,7 @@ mod tests {
         let postcopy = Postcopy::new(0);
         let early = postcopy.request(&ram, Some("m0"), 0, 4096).unwrap_err();
         assert!(early.to_string().contains("listen"), "{early}");
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         for (block, start, length, word) in [
             (None, 0, 4096, "naming a block"),
             (Some("vga"), 0, 4096, "\"vga\""),
@@ -235,7 +332,7 @@ mod tests {
     fn a_million_requests_for_a_page_are_one() {
         let (ram, unsent) = guest();
         let postcopy = Postcopy::new(0);
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         for _ in 0..1_000_000 {
             postcopy.request(&ram, Some("m0"), 5 << 12, 4096).unwrap();
         }
@@ -249,7 +346,7 @@ mod tests {
     fn background_gives_way_to_requests_on_its_channel_and_ends_when_all_is_written() {
         let (ram, unsent) = guest();
         let postcopy = Postcopy::new(0);
-        postcopy.begin(&unsent);
+        postcopy.begin(&ram, &unsent);
         postcopy.request(&ram, Some("rom"), 0, 16 << 12).unwrap();
         let next = |gives_way| postcopy.next_background(Duration::ZERO, gives_way, || false);
         assert!(matches!(next(true), Background::Wait));
@@ -261,5 +358,36 @@ mod tests {
         postcopy.has_sent_requested();
         assert!(matches!(next(true), Background::Done));
         assert_eq!(postcopy.left_bytes(), 0);
+    }
+
+    #[test]
+    fn recovery_sends_what_was_lost_and_believes_nobody_who_has_what_was_never_sent() {
+        let (ram, unsent) = guest();
+        let postcopy = Postcopy::new(0);
+        postcopy.begin(&ram, &unsent);
+        let Background::Run(sent) = postcopy.next_background(Duration::ZERO, false, || false) else {
+            panic!()
+        };
+        postcopy.request(&ram, Some("rom"), 0, 4096).unwrap();
+        postcopy.stop();
+        postcopy.pause();
+        let early = postcopy.request(&ram, Some("m0"), 200 << 12, 4096).unwrap_err();
+        assert!(early.to_string().contains("go on"), "{early}");
+
+        // Of what was sent every other page has come.
+        let mut came = ReceivedPages::none(256);
+        (sent.first..sent.end()).step_by(2).for_each(|page| came.add(page));
+        let mut lie = came.clone();
+        lie.add(255);
+        let none = || (1, ReceivedPages::none(16));
+        let error = postcopy.recover(&ram, &[(0, lie), none()]).unwrap_err();
+        assert!(error.to_string().contains("0xff000") && error.to_string().contains("never sent"), "{error}");
+
+        postcopy.recover(&ram, &[(0, came), none()]).unwrap();
+        postcopy.may_be_asked();
+        assert_eq!(postcopy.left_bytes() >> PAGE_SHIFT, 256 - sent.count / 2 + 16);
+        assert!(postcopy.request(&ram, None, 0, 4096).is_err(), "the first request names its block");
+        postcopy.request(&ram, Some("m0"), (sent.first + 1) << 12, 4096).unwrap();
+        assert_eq!(postcopy.next_requested().map(|run| (run.block, run.first)), Some((0, sent.first + 1)));
     }
 }

@@ -4,33 +4,11 @@ use sterna_ram::{GuestRam, PAGE_SIZE, RamBlock};
 
 use super::pieces::{Piece, bytes, count};
 use crate::error::MigrationError;
-
-/// From so many pages on a second thread is worth its start.
-const PAGES_PER_THREAD: u64 = 1024;
-/// More threads do not copy faster: memory is the limit.
-const MOST_THREADS: u64 = 4;
+use crate::threads::copied_in_parts;
 
 /// Copies all pieces.
 pub(super) fn copy_all((ram, arena): (&GuestRam, &RamBlock), pieces: &[Piece]) -> Result<(), MigrationError> {
-    let pages = count(pieces);
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    let threads = (pages / PAGES_PER_THREAD).clamp(1, MOST_THREADS.min(processors));
-    let share = pages.div_ceil(threads).max(1);
-    let part = |thread: u64| {
-        let first = thread * share;
-        copy_part((ram, arena), pieces, first..first + share)
-    };
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || part(thread))).collect();
-        let mut done = part(0);
-        for other in others {
-            let other = other.join().unwrap_or_else(|_| {
-                Err(MigrationError::Internal("a thread that copies a checkpoint panicked".to_owned()))
-            });
-            done = done.and(other);
-        }
-        done
-    })
+    copied_in_parts(count(pieces), |pages| copy_part((ram, arena), pieces, pages))
 }
 
 /// Copies these of their pages, counted from the first piece's first.

@@ -205,3 +205,84 @@ fn no_request_is_left_when_the_last_requested_page_was_taken() {
     }
     assert!(!order.has_requests());
 }
+
+/// All that the lane takes, as it takes it.
+fn lane(pages: &LanePages) -> Vec<(usize, u64, u64)> {
+    let mut place = LanePlace::default();
+    std::iter::from_fn(|| pages.take(&mut place, 128)).map(|run| (run.block, run.first, run.count)).collect()
+}
+
+#[test]
+fn lane_goes_through_all_blocks_by_chunks_and_takes_huge_pages_whole() {
+    let mut order = order(&[100, 0, 1024, 3]);
+    let pages = order.share(&[1, 1, 512, 1]);
+    let huge = |first| (2, first, 128);
+    let mut wanted = vec![(0, 0, 64), (0, 64, 36)];
+    wanted.extend((0..8).map(|part| huge(part * 128)));
+    wanted.push((3, 0, 3));
+    assert_eq!(lane(&pages), wanted);
+    assert_eq!(pages.left(), 0);
+}
+
+#[test]
+fn neighbours_of_requests_go_to_lanes_first_and_requested_pages_to_none() {
+    let mut order = order(&[1000, 2048]);
+    let pages = order.share(&[1, 512]);
+    request(&mut order, 0, 700, 1);
+    request(&mut order, 1, 1024, 512);
+    assert_eq!(order.take_requested(16), Some(PageRun { block: 0, first: 700, count: 1 }));
+    assert_eq!(order.take_requested(16), Some(PageRun { block: 1, first: 1024, count: 16 }));
+    let taken = lane(&pages);
+    assert_eq!(taken[..2], [(0, 640, 60), (0, 701, 3)]);
+    // A whole huge page, but for what is on its way.
+    assert_eq!(taken[2..6], [(1, 1040, 128), (1, 1168, 128), (1, 1296, 128), (1, 1424, 112)]);
+    assert_eq!(taken[6], (0, 0, 64));
+}
+
+#[test]
+fn pages_go_to_lanes_once_all_together_and_as_requested_ones_once_whatever_a_lane_has() {
+    const PAGES: u64 = 10_000;
+    let mut order = order(&[PAGES, PAGES]);
+    let pages = order.share(&[1, 1]);
+    let (taken, requested) = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..4).map(|_| scope.spawn(|| lane(&pages))).collect();
+        let requested = scope.spawn(|| {
+            let mut taken = BTreeSet::new();
+            for round in 0..3 {
+                for first in (0..PAGES).step_by(100) {
+                    request(&mut order, 1, first, 3);
+                    while let Some(run) = order.take_requested(16) {
+                        assert_eq!((round, run.block), (0, 1), "{run:?} a second time");
+                        assert!((run.first..run.end()).all(|page| taken.insert(page)));
+                    }
+                }
+            }
+            taken
+        });
+        let lanes = lanes.into_iter().flat_map(|lane| lane.join().unwrap()).collect::<Vec<_>>();
+        (lanes, requested.join().unwrap())
+    });
+    let mut on_lanes = BTreeSet::new();
+    for (block, first, count) in taken {
+        assert!((first..first + count).all(|page| on_lanes.insert((block, page))));
+    }
+    assert_eq!(requested.len(), 300);
+    for page in 0..PAGES {
+        assert!(on_lanes.contains(&(0, page)));
+        assert!(on_lanes.contains(&(1, page)) || requested.contains(&page));
+    }
+}
+
+#[test]
+fn connection_that_is_replaced_has_no_lanes() {
+    let mut order = order(&[200]);
+    let pages = order.share(&[1]);
+    lane(&pages);
+    order.forget_requests();
+    let mut received = ReceivedPages::none(200);
+    (0..190).for_each(|page| received.add(page));
+    order.received(0, &received);
+    request(&mut order, 0, 0, 1);
+    assert!(!order.has_requests(), "it came over a lane");
+    assert_eq!(rest(&mut order), (190..200).map(|page| (0, page)).collect::<Vec<_>>());
+}

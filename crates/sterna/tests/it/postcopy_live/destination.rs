@@ -141,7 +141,7 @@ fn source_that_breaks_a_rule_before_run_is_refused_by_name() {
         played.discard_all();
         played.package(&[], &[Command::PostcopyRun]);
     });
-    refused("recovery", "does not support", false, |played| {
+    refused("recovery", "at a wrong time", false, |played| {
         played.open(PAGES);
         played.write(|out| Command::PostcopyResume.encode(out).unwrap());
     });

@@ -7,6 +7,7 @@ use std::time::Duration;
 use sterna::ram::PAGE_SIZE;
 use sterna::{Address, SourceVm, Vm};
 use sterna_guests::process::ProcessGuest;
+use sterna_wire::extension::{self, Features, Handover, MigrationSecret};
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{
     BodyKind, Command, Configuration, Expectations, FileHeader, MainDecoder, MainItem, SectionHeader,
@@ -15,13 +16,15 @@ use sterna_wire::main::{
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::return_path::ReturnMessage;
 
-use crate::support::port;
+use super::lanes_peer::{LaneOfSource, connect};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A source without precopy: all pages follow the guest.
 pub struct HandMadeSource {
     pub main: TcpStream,
+    /// Multifd channels.
+    pub lanes: Vec<LaneOfSource>,
     to: Address,
     guest: std::sync::Arc<ProcessGuest>,
     heard: Vec<u8>,
@@ -32,7 +35,13 @@ impl HandMadeSource {
     pub fn of(guest: &std::sync::Arc<ProcessGuest>, to: &Address) -> Self {
         guest.stop().unwrap();
         let main = connect(to);
-        Self { main, to: to.clone(), guest: guest.clone(), heard: Vec::new() }
+        Self { main, lanes: Vec::new(), to: to.clone(), guest: guest.clone(), heard: Vec::new() }
+    }
+
+    /// With so many multifd channels.
+    pub fn with_lanes(mut self, count: u8) -> Self {
+        self.lanes = (0..count).map(|id| LaneOfSource::connect(&self.to, id)).collect();
+        self
     }
 
     pub fn write(&mut self, fill: impl FnOnce(&mut Vec<u8>)) {
@@ -44,8 +53,24 @@ impl HandMadeSource {
 
     /// Up to the block list and an empty PART.
     pub fn open(&mut self, page_sizes: u64) {
+        self.open_with(page_sizes, |_, _| {});
+    }
+
+    /// As [`open`](Self::open), as a Sterna does it.
+    pub fn open_as_sterna(&mut self) {
+        self.open_with(PAGE_SIZE as u64, |guest, out| {
+            let secret = Some(MigrationSecret::from_bytes([8; 32]));
+            let (version, body) = Handover { migration_id: [9; 16], secret }.encode();
+            framed((90, Handover::SECTION_NAME, version), &body, out);
+            let record = guest.compatibility().unwrap();
+            framed((91, extension::COMPATIBILITY_SECTION, record.version()), &record.save().unwrap(), out);
+        });
+    }
+
+    fn open_with(&mut self, page_sizes: u64, early: impl FnOnce(&ProcessGuest, &mut Vec<u8>)) {
         let configuration =
             Configuration { machine_type: self.guest.machine_type(), ..Configuration::default() };
+        let (guest, has_lanes) = (self.guest.clone(), !self.lanes.is_empty());
         let blocks = self.guest.ram();
         let blocks =
             blocks.blocks().iter().map(|block| BlockEntry::new(block.name(), block.len_bytes())).collect();
@@ -56,8 +81,12 @@ impl HandMadeSource {
             for command in [Command::OpenReturnPath, Command::Ping(1), advise] {
                 command.encode(out).unwrap();
             }
+            early(&guest, out);
             SectionHeader { id: 1, name: "ram", instance: 0, version: 4 }.encode_start(out).unwrap();
             BlockList { blocks }.encode(out).unwrap();
+            if has_lanes {
+                RamRecordWriter::multifd_flush(out);
+            }
             RamRecordWriter::eos(out);
             encode_footer(1, out);
             encode_section_part(1, false, out);
@@ -65,6 +94,40 @@ impl HandMadeSource {
             encode_footer(1, out);
             Command::Ping(0x10).encode(out).unwrap();
         });
+        self.sync();
+    }
+
+    /// Every lane writes its SYNC.
+    pub fn sync(&mut self) {
+        self.lanes.iter_mut().for_each(LaneOfSource::sync);
+    }
+
+    /// A PART with MULTIFD_FLUSH.
+    pub fn flush(&mut self) {
+        self.write(|out| {
+            encode_section_part(1, false, out);
+            RamRecordWriter::multifd_flush(out);
+            RamRecordWriter::eos(out);
+            encode_footer(1, out);
+        });
+    }
+
+    /// A packet with these pages of a block, as they are.
+    pub fn lane_pages(&mut self, lane: usize, block: usize, pages: impl Iterator<Item = u64>) {
+        let ram = self.guest.ram();
+        let block = ram.block(block);
+        let (mut zero, mut normal, mut payload) = (Vec::new(), Vec::new(), Vec::new());
+        for page in pages {
+            let (mut content, offset) = ([0; PAGE_SIZE], page * PAGE_SIZE as u64);
+            block.read(offset, &mut content).unwrap();
+            if content == [0; PAGE_SIZE] {
+                zero.push(offset);
+            } else {
+                normal.push(offset);
+                payload.extend_from_slice(&content);
+            }
+        }
+        self.lanes[lane].packet(block.name(), &normal, &zero, &payload);
     }
 
     pub fn hear_pong(&mut self, value: u32) {
@@ -165,6 +228,21 @@ impl HandMadeSource {
         self.hear_pong(0x42);
     }
 
+    /// The same as a Sterna does it.
+    pub fn hand_over_as_sterna(&mut self) {
+        self.open_as_sterna();
+        self.hear_pong(0x10);
+        self.discard_all();
+        let devices = self.devices();
+        self.package(&devices, &[Command::Ping(extension::PREPARE_PING)]);
+        self.hear_pong(extension::PREPARE_PING);
+        self.write(|out| {
+            Command::PostcopyRun.encode(out).unwrap();
+            Command::Ping(extension::POSTCOPY_STARTED_PING).encode(out).unwrap();
+        });
+        self.hear_pong(extension::POSTCOPY_STARTED_PING);
+    }
+
     /// A page as a record.
     pub fn record(&self, writer: &mut RamRecordWriter, block: usize, page: u64, out: &mut Vec<u8>) {
         let ram = self.guest.ram();
@@ -206,29 +284,51 @@ impl HandMadeSource {
     }
 }
 
+/// A FULL section whose body has its length before it.
+fn framed((id, name, version): (u32, &str, u32), body: &[u8], out: &mut Vec<u8>) {
+    SectionHeader { id, name, instance: 0, version }.encode_full(out).unwrap();
+    encode_length_prefixed(body, out).unwrap();
+    encode_footer(id, out);
+}
+
 /// A destination that reads the main channel and answers by hand.
 pub struct HandMadeDestination {
     listener: TcpListener,
     pub main: Option<TcpStream>,
     decoder: MainDecoder,
     buffer: Vec<u8>,
+    /// What it says of itself if it is a Sterna.
+    features: Option<Features>,
+    /// MULTIFD_FLUSHes that came.
+    pub flushes: usize,
     /// Pages that came on the main channel: block, offset, content.
     pub pages: Vec<(usize, u64, Vec<u8>)>,
 }
 
 impl HandMadeDestination {
     pub fn new() -> Self {
+        Self::expecting(false)
+    }
+
+    /// A Sterna that says this of itself, with multifd channels.
+    pub fn sterna_with_lanes(features: Features) -> Self {
+        Self { features: Some(features), ..Self::expecting(true) }
+    }
+
+    fn expecting(multifd: bool) -> Self {
         let knows = |name: &str, _: u32, _: u32, _: SectionKind| match name {
             "ram" => BodyKind::Ram,
             global_state::SECTION_NAME => BodyKind::FixedLength(global_state::BODY_BYTES),
             _ => BodyKind::LengthPrefixed { most: 1 << 20 },
         };
-        let expect = Expectations { postcopy: true, ..Expectations::default() };
+        let expect = Expectations { postcopy: true, multifd, ..Expectations::default() };
         Self {
             listener: TcpListener::bind("127.0.0.1:0").unwrap(),
             main: None,
             decoder: MainDecoder::new(Box::new(knows), expect),
             buffer: Vec::new(),
+            features: None,
+            flushes: 0,
             pages: Vec::new(),
         }
     }
@@ -260,7 +360,14 @@ impl HandMadeDestination {
                 Step::Item { item, consumed } => {
                     self.buffer.drain(..consumed);
                     match &item {
-                        MainItem::Command(Command::Ping(value)) => self.say(&ReturnMessage::Pong(*value)),
+                        MainItem::Command(Command::Ping(value)) => {
+                            self.say(&ReturnMessage::Pong(*value));
+                            let features = self.features.filter(|_| *value == extension::EXTENSION_PING);
+                            if let Some(features) = features {
+                                self.say(&ReturnMessage::Pong(features.to_pong()));
+                            }
+                        }
+                        MainItem::MultifdFlush => self.flushes += 1,
                         MainItem::Zero { block, offset } => {
                             self.pages.push((*block, *offset, vec![0; PAGE_SIZE]));
                             continue;
@@ -306,11 +413,4 @@ impl HandMadeDestination {
             _ => None,
         }
     }
-}
-
-fn connect(to: &Address) -> TcpStream {
-    let stream = TcpStream::connect(("127.0.0.1", port(to))).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_nodelay(true).unwrap();
-    stream
 }

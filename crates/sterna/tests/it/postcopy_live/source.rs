@@ -101,11 +101,11 @@ fn stream_to_a_qemu_has_the_observed_elements_in_the_observed_order() {
     assert!(matches!(migration.wait(), Outcome::Completed));
     assert!(!source.ram().custody().may_run());
     drop(preempt);
-    assert_every_page_once(&source, destination.pages);
+    assert_every_page_came(&source, destination.pages);
 }
 
-/// Behind the switch each page comes once, as it is at the source.
-fn assert_every_page_once(source: &ProcessGuest, pages: Vec<(usize, u64, Vec<u8>)>) {
+/// Every page has come, and what came last of it is as it is at the source.
+fn assert_every_page_came(source: &ProcessGuest, pages: Vec<(usize, u64, Vec<u8>)>) {
     let ram = source.ram();
     let total: u64 = ram.blocks().iter().map(|block| block.pages()).sum();
     let mut last = std::collections::HashMap::new();
@@ -134,9 +134,9 @@ fn requested_pages_go_first_and_each_page_goes_once() {
     destination.say(&ReturnMessage::Shut(0));
     assert!(matches!(migration.wait(), Outcome::Completed));
 
-    let following = destination.pages.split_off(before);
+    let following = &destination.pages[before..];
     let mut once = std::collections::HashSet::new();
-    for (block, offset, _) in &following {
+    for (block, offset, _) in following {
         assert!(once.insert((*block, *offset)), "{offset:#x} of block {block} came twice");
     }
     let at = |page: u64| following.iter().position(|(block, offset, _)| (*block, *offset) == (1, high(page)));
@@ -144,7 +144,8 @@ fn requested_pages_go_first_and_each_page_goes_once() {
     for page in 1000..1003 {
         assert!(at(page).unwrap() < total / 2, "page {page} came with the others");
     }
-    assert_every_page_once(&source, following);
+    // A slow host has begun the precopy before it switches.
+    assert_every_page_came(&source, destination.pages);
 }
 
 #[test]

@@ -64,7 +64,10 @@ impl Control {
         // Whatever ends checkpoints, no write of the guest is held afterwards.
         let ends = Ends(&protecting.staging);
         // Here the handover machine hears of no failure: a panic must not end checkpoints without a word.
-        let followed = caught("a checkpoint", || self.follow_pace(&protecting));
+        let followed = caught("a checkpoint", || {
+            self.has_gone_on(&protecting)?;
+            self.follow_pace(&protecting)
+        });
         match followed.unwrap_or_else(|panic| Err(panic.into())) {
             Err(Break::Failed(error)) => {
                 tracing::debug!(%error, "checkpoints end");
@@ -76,6 +79,17 @@ impl Control {
                 self.waits.until(|| None::<()>)
             }
             other => other,
+        }
+    }
+
+    /// Whether the guest runs again after the seeding, if it ran before.
+    fn has_gone_on(&mut self, protecting: &Protecting) -> Result<(), MigrationError> {
+        match self.not_resumed.take() {
+            None => Ok(()),
+            Some(error) => {
+                self.shared.keep_standing(protecting);
+                Err(error)
+            }
         }
     }
 

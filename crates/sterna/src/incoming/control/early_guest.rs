@@ -1,4 +1,4 @@
-//! The guest runs before its pages are there.
+//! A guest that runs here before its pages are there: how it gets them, and what becomes of it when the connection breaks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use sterna_proto::destination::{Destination, Event as Fed};
 use super::Control;
 use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
-use crate::incoming::postcopy;
+use crate::incoming::{loader, postcopy};
 
 impl Control {
     /// The guest was started, or taken over paused: the source goes on to send pages.
@@ -51,5 +51,27 @@ impl Control {
         self.shared.places.end();
         self.shared.postcopy.shut_preempt();
         self.join();
+        self.shared.postcopy.forget_channels();
+        self.shared.report(Fed::ChannelsClosed);
+    }
+
+    /// The source has connected again: it asks which pages are here, and sends the others.
+    pub(super) fn recover(&mut self) {
+        let Some(main) = self.shared.places.main() else { return };
+        self.shared.forget_error();
+        if let Some(arriving) = self.shared.postcopy.arriving() {
+            arriving.begin_recovery();
+        }
+        self.shared.rounds.begin_recovery();
+        self.shared.stopping.store(false, Ordering::Release);
+        let shared = Arc::clone(&self.shared);
+        self.start("loader", move || loader::recover(&shared, &main));
+    }
+
+    /// Pages come again. A message that cannot be sent is the end of this connection, too.
+    pub(super) fn say_resumed(&mut self) {
+        if let Err(error) = postcopy::recovery::say_resumed(&self.shared) {
+            self.shared.fail(error);
+        }
     }
 }

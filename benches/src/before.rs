@@ -1,29 +1,28 @@
-//! What protections cost a migration that has none: an earlier `sterna` beside this one, in turns.
+//! What new features cost a migration that uses none: an earlier `sterna` beside this one, in turns.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use sterna_benches::machines::{Lab, Role, Side};
-use sterna_benches::peer::{Peer, Settings};
-
 use crate::Failure;
-use crate::pauses::Times;
-use crate::process::number;
+use crate::goal::{Bound, Goal};
+use crate::machines::{Lab, Role, Side};
+use crate::peer::{Peer, Settings};
+use serde_json::{Value, json};
 
 const PIECE_BYTES: usize = 1 << 20;
 const CHANNELS: u8 = 2;
 
 /// One program's migrations.
-pub(crate) struct Migrations {
-    pub(crate) times: Times,
+pub struct Migrations {
+    /// Sorted.
+    pub times: Vec<Duration>,
     /// Bytes of RAM that the last one sent.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
 }
 
 /// So many migrations of each program, in turns: the earlier one's, this one's.
-pub(crate) fn measure(before: &Path, now: &Path, bytes: u64, tries: u32) -> Result<[Migrations; 2], Failure> {
+pub fn measure(before: &Path, now: &Path, bytes: u64, tries: u32) -> Result<[Migrations; 2], Failure> {
     let (mut times, mut sent) = ([Vec::new(), Vec::new()], [0, 0]);
     for turn in 0..tries {
         // The first of a pair is not always the same.
@@ -35,7 +34,40 @@ pub(crate) fn measure(before: &Path, now: &Path, bytes: u64, tries: u32) -> Resu
         }
     }
     let mut sent = sent.into_iter();
-    Ok(times.map(|times| Migrations { times: Times::new(times), bytes: sent.next().unwrap_or_default() }))
+    Ok(times.map(|mut times| {
+        times.sort_unstable();
+        Migrations { times, bytes: sent.next().unwrap_or_default() }
+    }))
+}
+
+impl Migrations {
+    /// The median, in ms.
+    fn median_ms(&self) -> f64 {
+        let middle = self.times.get(self.times.len().saturating_sub(1).div_ceil(2));
+        middle.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+    }
+}
+
+/// Lines about `what`: an earlier program's, this one's.
+pub fn goals([before, now]: &[Migrations; 2], what: &str) -> Vec<Goal> {
+    let (earlier, later) = (before.median_ms(), now.median_ms());
+    vec![
+        Goal {
+            measured: format!("{:.3} ({later:.0} ms, {earlier:.0} before)", later / earlier),
+            ..Goal::of(
+                &format!("{what}: median time against that before"),
+                later / earlier,
+                "",
+                Bound::AtMost(1.01),
+            )
+        },
+        Goal {
+            what: format!("{what}: bytes of RAM"),
+            measured: format!("{}, {} before", now.bytes, before.bytes),
+            goal: "the same".to_owned(),
+            is_short: now.bytes != before.bytes,
+        },
+    ]
 }
 
 /// A guest that stands, whose memory nothing shrinks.
@@ -54,7 +86,8 @@ fn migrate(sterna: &Path, bytes: u64) -> Result<(Duration, u64), Failure> {
     destination.wait_until_completed()?;
     let took = began.elapsed();
     let query = source.execute("query-migrate", Value::Null)?;
-    Ok((took, number(&query["ram"], "transferred")?))
+    let sent = query["ram"]["transferred"].as_u64();
+    Ok((took, sent.ok_or_else(|| format!("it does not say what was transferred: {query}"))?))
 }
 
 fn fill(peer: &Peer) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use sterna_benches::Failure;
+use crate::Failure;
 
 /// Removed when dropped.
 pub struct Link {
@@ -36,7 +36,10 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         if let Err(why) = ip(&["netns", "del", &self.name]) {
-            eprintln!("{why}");
+            #[allow(clippy::print_stderr, reason = "somebody has to remove it")]
+            {
+                eprintln!("{why}");
+            }
         }
     }
 }

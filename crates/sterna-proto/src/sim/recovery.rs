@@ -1,0 +1,123 @@
+//! Another connection in place of one that was lost in postcopy: dials that are late, come twice, or find nobody.
+
+use super::planted::Planted;
+use super::schedule::Pairing;
+use super::world::{Item, Message, Side, World};
+use crate::destination::{self, Destination};
+use crate::source::{Event, State};
+
+/// All pages, as bits.
+pub(super) const ALL: u8 = 0b1111;
+/// How often it is looked whether a source can be let in.
+const LOOK: u64 = 1_000;
+
+impl World<'_> {
+    /// The source performs `Recover`.
+    pub(super) fn source_dials(&mut self) {
+        // One row of numbers with the sessions of precopy: an old connection of either kind is refused.
+        self.dials.last += 1;
+        let session = self.dials.last;
+        self.facts.session = session;
+        let delay = self.network_delay();
+        let is_blocked = self.now < self.asks_blocked_until || self.rng.percent(10);
+        self.push(delay, if is_blocked { Item::NotConnected(session) } else { Item::RecoveryDial(session) });
+    }
+
+    /// It reaches the destination's address.
+    pub(super) fn recovery_dialled(&mut self, session: u32) {
+        let is_stale = session <= self.facts.newest.max(self.dials.taken())
+            && self.schedule.planted != Some(Planted::AcceptStaleSession);
+        if is_stale || !self.lacks_pages() || self.schedule.pairing != Pairing::Sternas {
+            return self.refuse(session);
+        }
+        if session < self.facts.newest {
+            self.violate("invariant 4: a session was let in behind a newer one");
+        }
+        self.facts.newest = session;
+        if self.destination_state() != Some(destination::State::PostcopyPaused) {
+            self.destination_event(destination::Event::Superseded);
+        }
+        self.waits(session);
+    }
+
+    pub(super) fn waits(&mut self, session: u32) {
+        if session != self.facts.newest || !self.lacks_pages() {
+            return self.refuse(session);
+        }
+        if !self.destination.machine.as_ref().is_some_and(Destination::may_recover) {
+            return self.push(LOOK, Item::Waits(session));
+        }
+        for side in [Side::Source, Side::Destination] {
+            let link = self.link_to(side);
+            (link.cut, link.generation) = (false, link.generation + 1);
+        }
+        self.dials.taken = session;
+        self.destination.open = true;
+        self.destination_event(destination::Event::RecoveryBegun);
+        let delay = self.network_delay();
+        self.push(delay, Item::Connected(session));
+    }
+
+    fn lacks_pages(&self) -> bool {
+        self.destination.alive && self.destination.machine.as_ref().is_some_and(Destination::lacks_pages)
+    }
+
+    fn refuse(&mut self, session: u32) {
+        let delay = self.network_delay();
+        self.push(delay, Item::NotConnected(session));
+    }
+
+    /// The source hears that it was let in.
+    pub(super) fn connected(&mut self, session: u32) {
+        if session != self.facts.session || self.source_state() != Some(State::PostcopyRecover) {
+            // It has given this attempt up, which the destination notices unless a newer one has come.
+            if session == self.facts.newest {
+                self.push(LOOK, Item::Broken(Side::Destination, session));
+            }
+            return;
+        }
+        self.source.open = true;
+        self.send(Side::Destination, Message::AskBitmap);
+    }
+
+    pub(super) fn not_connected(&mut self, session: u32) {
+        if session == self.facts.session && self.source_state() == Some(State::PostcopyRecover) {
+            self.source_event(Event::ConnectionLost);
+        }
+    }
+
+    /// The destination says what it has.
+    pub(super) fn says_bitmap(&mut self) {
+        if self.destination_state() != Some(destination::State::PostcopyRecover) {
+            return self.destination_event(destination::Event::PeerMisbehaved);
+        }
+        let bits = match self.schedule.planted {
+            // Forgets one that is in place.
+            Some(Planted::ForgetPlacedPage) => self.facts.placed & !1,
+            _ => self.facts.placed,
+        };
+        self.send(Side::Source, Message::Bitmap(bits));
+    }
+
+    pub(super) fn hears_bitmap(&mut self, bits: u8) {
+        if self.source_state() != Some(State::PostcopyRecover) {
+            return self.source_event(Event::PeerMisbehaved);
+        }
+        if self.schedule.planted != Some(Planted::DropLostPages) {
+            self.facts.sent = bits;
+        }
+        self.send(Side::Destination, Message::Resume);
+    }
+
+    /// A page has come.
+    pub(super) fn places(&mut self, page: u8) {
+        use destination::State as D;
+        // Those that were stopped place none any more.
+        if matches!(self.destination_state(), Some(D::Committed | D::Postcopy)) {
+            if self.facts.placed & page != 0 {
+                self.violate("invariant 2: a page was placed over what the guest has written");
+            }
+            self.facts.placed |= page;
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The commands of postcopy.
+
+use sterna::{Address, Status};
+
+use super::MigrationControl;
+use crate::error::QmpError;
+
+impl MigrationControl {
+    /// `migrate-start-postcopy`: the guest goes on at the destination, and its pages follow it.
+    ///
+    /// # Errors
+    /// Without `postcopy-ram`, before `migrate`, and when the guest is being handed over already.
+    pub fn start_postcopy(&self) -> Result<(), QmpError> {
+        if !self.capabilities().get("postcopy-ram") {
+            return Err(QmpError::generic(
+                "Enable postcopy with migrate_set_capability before the start of migration: 'postcopy-ram', on both sides",
+            ));
+        }
+        let running = self.outgoing().filter(|outgoing| !outgoing.status().is_terminal());
+        let running = running.ok_or_else(|| {
+            QmpError::generic("Must be issued after the migration has been started; say 'migrate' first")
+        })?;
+        running.start_postcopy().map_err(QmpError::generic)
+    }
+
+    /// `migrate` with `resume`: a postcopy whose connection broke goes on over another one.
+    ///
+    /// # Errors
+    /// Unless one is paused here.
+    pub fn resume(&self, to: &Address) -> Result<(), QmpError> {
+        let paused = self.outgoing().filter(|outgoing| outgoing.status() == Status::PostcopyPaused);
+        let paused = paused.ok_or_else(|| {
+            QmpError::generic(
+                "Cannot resume if there is no paused migration: 'query-migrate' must show 'postcopy-paused' here, at the source; \
+                 to start a new migration, leave 'resume' out",
+            )
+        })?;
+        paused.resume(to).map_err(QmpError::generic)
+    }
+
+    /// `migrate-recover`: listens anew for the source of a guest that lacks pages; bound when it returns.
+    ///
+    /// # Errors
+    /// Unless one is paused here.
+    pub fn recover(&self, at: &Address) -> Result<(), QmpError> {
+        let paused = self.incoming().filter(|incoming| incoming.status() == Status::PostcopyPaused);
+        let paused = paused.ok_or_else(|| {
+            QmpError::generic(
+                "Migrate recover can only be run when postcopy is paused: 'query-migrate' must show 'postcopy-paused' here, at \
+                 the destination",
+            )
+        })?;
+        paused.recover_at(at).map_err(QmpError::generic)
+    }
+}

@@ -1,0 +1,176 @@
+//! What a source keeps for another connection in place of one that was lost (specs/postcopy.md §5, specs/extension.md §14).
+
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use sterna_ram::GuestRam;
+use sterna_transport::{Address, Channel};
+use sterna_wire::extension::{Holds, ReconnectAnswer, ReconnectAnswerHead, ReconnectChannel, ReconnectHello};
+use sterna_wire::received_pages::ReceivedPages;
+use sterna_wire::return_path::ReturnMessage;
+
+use crate::error::MigrationError;
+use crate::identity::Identity;
+use crate::postcopy::answers::{Answer, Answers};
+
+const CHANNEL: &str = "answer to a connection that was made anew";
+
+/// Recoveries of one migration.
+pub(in crate::outgoing) struct Recovery {
+    /// Where the last connection went, or the next one shall go.
+    to: Mutex<Address>,
+    session: Mutex<u32>,
+    answers: Mutex<Option<Asked>>,
+    count: Mutex<u64>,
+}
+
+/// What was asked in a recovery, and what came.
+struct Asked {
+    answers: Answers,
+    received: Vec<(usize, ReceivedPages)>,
+    blocks: usize,
+}
+
+impl Recovery {
+    pub(in crate::outgoing) fn new(to: Address) -> Self {
+        Self {
+            to: Mutex::new(to),
+            session: Mutex::default(),
+            answers: Mutex::default(),
+            count: Mutex::default(),
+        }
+    }
+
+    /// Where the destination is.
+    pub(in crate::outgoing) fn to(&self) -> Address {
+        self.to.lock().clone()
+    }
+
+    /// From now on it is there. Gives where it was.
+    pub(in crate::outgoing) fn go_to(&self, to: Address) -> Address {
+        std::mem::replace(&mut *self.to.lock(), to)
+    }
+
+    /// The number of another attempt: larger than all before.
+    pub(in crate::outgoing) fn begin_session(&self) -> u32 {
+        let mut session = self.session.lock();
+        *session += 1;
+        *session
+    }
+
+    /// Every block's pages are about to be asked for.
+    pub(in crate::outgoing) fn asks(&self, ram: &GuestRam) {
+        let names: Vec<_> = ram.blocks().iter().map(|block| block.name().to_owned()).collect();
+        let blocks = names.len();
+        let mut answers = Answers::new(names);
+        (0..blocks).for_each(|block| answers.asked_bitmap(block));
+        *self.answers.lock() = Some(Asked { answers, received: Vec::new(), blocks });
+    }
+
+    /// The bitmaps, once all have come.
+    pub(in crate::outgoing) fn take_received(&self) -> Option<Vec<(usize, ReceivedPages)>> {
+        let mut asked = self.answers.lock();
+        let asked = asked.as_mut().filter(|asked| asked.received.len() == asked.blocks)?;
+        Some(std::mem::take(&mut asked.received))
+    }
+
+    /// The destination is about to be told to go on.
+    pub(in crate::outgoing) fn resumes(&self) {
+        if let Some(asked) = &mut *self.answers.lock() {
+            asked.answers.resumed();
+        }
+    }
+
+    /// Whether the destination was asked and has not gone on yet.
+    pub(in crate::outgoing) fn is_under_way(&self) -> bool {
+        self.answers.lock().is_some()
+    }
+
+    /// Takes what belongs to a recovery alone. `Some(block)`: the bitmap of that block follows. `None`: it goes on.
+    pub(in crate::outgoing) fn take(&self, message: ReturnMessage) -> Result<Option<usize>, MigrationError> {
+        let mut asked = self.answers.lock();
+        let Some(asked) = asked.as_mut() else {
+            let what = format!("the return path carried {message:?}, which belongs to recovery");
+            return Err(MigrationError::PeerMisbehaved { what });
+        };
+        match asked.answers.take(message)? {
+            Answer::Bitmap { block } => Ok(Some(block)),
+            _ => Ok(None),
+        }
+    }
+
+    /// A bitmap has come whole.
+    pub(in crate::outgoing) fn received(&self, block: usize, pages: ReceivedPages) {
+        if let Some(asked) = &mut *self.answers.lock() {
+            asked.received.push((block, pages));
+        }
+    }
+
+    /// The destination goes on.
+    pub(in crate::outgoing) fn is_done(&self) {
+        *self.answers.lock() = None;
+        *self.count.lock() += 1;
+    }
+
+    /// How often it went on.
+    pub(in crate::outgoing) fn count(&self) -> u64 {
+        *self.count.lock()
+    }
+}
+
+/// Proves to a Sterna that this is the migration's source, as channel `channel` of session `session`.
+pub(in crate::outgoing) fn say_hello(
+    channel: &Channel,
+    identity: &Identity,
+    (session, kind): (u32, ReconnectChannel),
+    nonce: [u8; 16],
+) -> Result<ReconnectHello, MigrationError> {
+    let binding = channel.tls_binding();
+    if channel.is_tls() && binding.is_none() {
+        let what = "the destination uses TLS 1.2, whose sessions cannot be identified: the guest's pages do not go over it";
+        return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
+    }
+    let hello = ReconnectHello::new(identity.id, (session, kind), nonce, &identity.secret, &binding);
+    let mut bytes = Vec::new();
+    hello.encode(&mut bytes);
+    channel.write_all(&bytes)?;
+    Ok(hello)
+}
+
+/// Whether the destination lets this side in, and proves that it is the migration's.
+pub(in crate::outgoing) fn hear_answer(
+    channel: &Channel,
+    identity: &Identity,
+    hello: &ReconnectHello,
+) -> Result<(), MigrationError> {
+    let mut head = [0; ReconnectAnswerHead::BYTES];
+    channel.read_exact(&mut head).map_err(|error| {
+        let what = format!(
+            "{}: the destination did not let this side in ({error}); its log says why: it must be postcopy-paused and have \
+             taken part in this migration",
+            channel.peer()
+        );
+        MigrationError::Transport(what, None)
+    })?;
+    let decoded = ReconnectAnswerHead::decode(&head, 0).map_err(MigrationError::wire(CHANNEL))?;
+    let Some((head, _)) = decoded else {
+        return Err(MigrationError::Internal("an answer of full length is incomplete".to_owned()));
+    };
+    match head.with_pages(Vec::new(), hello, &identity.secret, &channel.tls_binding()) {
+        Some(ReconnectAnswer::Holds(Holds { .. })) => Ok(()),
+        Some(ReconnectAnswer::Over) => {
+            let what = "it says that it never runs the guest, which it has started".to_owned();
+            Err(MigrationError::PeerMisbehaved { what })
+        }
+        None => {
+            let what =
+                format!("the peer that answers at {} does not know the migration's secret", channel.peer());
+            Err(MigrationError::PeerMisbehaved { what })
+        }
+    }
+}
+
+/// What is left of a limit.
+pub(in crate::outgoing) fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}

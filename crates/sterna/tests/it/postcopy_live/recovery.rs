@@ -1,0 +1,328 @@
+//! A connection that breaks behind RUN, and another one that takes its place.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sterna::{
+    Address, Capabilities, Decision, Incoming, Migration, Parameters, ResumeError, Status, TargetVm, Tls,
+    TlsCredentials, TlsEndpoint, Vm,
+};
+use sterna_guests::model::Fill;
+use sterna_guests::process::{ProcessConfig, ProcessGuest};
+
+use super::{capabilities, config, slow};
+use crate::common::{self, Log};
+use crate::support::{eventually, port, until_status};
+
+/// A network between the two sides, which can break.
+struct Cable {
+    at: Address,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+    is_down: Arc<Mutex<bool>>,
+}
+
+impl Cable {
+    fn to(address: &Address) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+        let (open, is_down) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(false)));
+        let (streams, down, to) = (Arc::clone(&open), Arc::clone(&is_down), port(address));
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let Ok(near) = near else { return };
+                if *down.lock() {
+                    continue;
+                }
+                let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else { continue };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        let mut piece = [0; 16 << 10];
+                        while let Ok(count @ 1..) = from.read(&mut piece) {
+                            if to.write_all(&piece[..count]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(Shutdown::Write);
+                    });
+                }
+                streams.lock().extend([near, far]);
+            }
+        });
+        Self { at, open, is_down }
+    }
+
+    /// What is on its way is lost.
+    fn cut(&self) {
+        self.open.lock().drain(..).for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+    }
+
+    /// From now on nobody gets through, or everybody.
+    fn set_down(&self, down: bool) {
+        *self.is_down.lock() = down;
+        self.cut();
+    }
+}
+
+/// A guest that runs at its destination and lacks most of its pages.
+struct Split {
+    source: Arc<ProcessGuest>,
+    target: Arc<ProcessGuest>,
+    incoming: Incoming,
+    migration: Migration,
+    cable: Cable,
+    logs: [Arc<Log>; 2],
+}
+
+/// Pages come slowly, and few are the same.
+fn guest() -> ProcessConfig {
+    ProcessConfig { fill: Fill::Random(7), ..config() }
+}
+
+fn trickle() -> Parameters {
+    Parameters { max_postcopy_bandwidth_bytes: 8 << 20, ..slow() }
+}
+
+impl Split {
+    fn begin(ours: Parameters, theirs: Parameters, capabilities: Capabilities) -> Self {
+        let (source, target) = common::pair(&guest());
+        let logs = [Arc::new(Log::default()), Arc::new(Log::default())];
+        let vm: Arc<dyn TargetVm> = Arc::clone(&target) as _;
+        let at = "tcp:127.0.0.1:0".parse().unwrap();
+        let incoming = Incoming::listen(vm, &at, theirs, capabilities, logs[1].clone()).unwrap();
+        let cable = Cable::to(&incoming.address());
+        let migration = common::start(&source, &cable.at, &ours, capabilities, logs[0].clone());
+        migration.start_postcopy().unwrap();
+        until_status(&migration, Status::PostcopyActive);
+        let split = Self { source, target, incoming, migration, cable, logs };
+        split.after_pages(200);
+        split
+    }
+
+    fn plain(preempt: bool) -> Option<Self> {
+        capabilities(preempt).map(|on| Self::begin(trickle(), trickle(), on))
+    }
+
+    /// So many pages have followed the guest.
+    fn after_pages(&self, pages: u64) {
+        let before = self.left();
+        eventually("pages", || self.left() + pages <= before);
+    }
+
+    fn left(&self) -> u64 {
+        self.incoming.statistics().postcopy.map_or(u64::MAX / 2, |postcopy| postcopy.missing_pages)
+    }
+
+    fn paused(&self) {
+        until_status(&self.migration, Status::PostcopyPaused);
+        eventually("the pause", || self.incoming.status() == Status::PostcopyPaused);
+        assert!(self.left() > 0, "pages are missing");
+    }
+
+    fn resume(&self) {
+        self.migration.resume(&self.cable.at).unwrap();
+    }
+
+    /// Waits for both ends, and checks every page where the guest arrived.
+    fn arrives(self) -> Self {
+        self.migration.set_live(|params| params.max_postcopy_bandwidth_bytes = 0).unwrap();
+        let (outcome, arrival) = (self.migration.wait(), self.incoming.wait());
+        common::assert_arrived(&outcome, &arrival, &self.target);
+        assert!(!self.migration.may_guest_run(), "it has left for good");
+        let postcopy = self.incoming.statistics().postcopy.unwrap();
+        assert_eq!(postcopy.missing_pages, 0);
+        self
+    }
+
+    fn told(&self, side: usize) -> Vec<Status> {
+        let status = |event: &sterna::Event| match event {
+            sterna::Event::Status(status) => Some(*status),
+            _ => None,
+        };
+        self.logs[side].events().iter().filter_map(status).collect()
+    }
+
+    fn warned(&self, side: usize, word: &str) -> bool {
+        let says =
+            |event: &sterna::Event| matches!(event, sterna::Event::Warning(text) if text.contains(word));
+        self.logs[side].events().iter().any(says)
+    }
+}
+
+#[test]
+fn guest_goes_on_after_a_loss_with_every_page() {
+    for preempt in [false, true] {
+        let Some(split) = Split::plain(preempt) else { return };
+        split.cable.cut();
+        split.paused();
+        // Writers touch pages that are missing meanwhile: they wait, and are asked for behind the loss.
+        std::thread::sleep(Duration::from_millis(100));
+        let before = split.incoming.statistics().postcopy.unwrap().requests;
+        split.resume();
+        let split = split.arrives();
+        let after = split.incoming.statistics().postcopy.unwrap().requests;
+        assert!(after > before, "what was waited for was asked for again");
+        assert!(split.migration.statistics().error.is_none());
+        let once = [
+            Status::PostcopyActive,
+            Status::PostcopyPaused,
+            Status::PostcopyRecover,
+            Status::PostcopyActive,
+            Status::Completed,
+        ];
+        for side in [0, 1] {
+            let told = split.told(side);
+            assert!(told.ends_with(&once), "{told:?}");
+        }
+    }
+}
+
+#[test]
+fn guest_goes_on_after_two_losses_in_a_row() {
+    for preempt in [false, true] {
+        let Some(split) = Split::plain(preempt) else { return };
+        for _ in 0..2 {
+            split.cable.cut();
+            split.paused();
+            split.resume();
+            until_status(&split.migration, Status::PostcopyActive);
+            split.after_pages(100);
+        }
+        split.arrives();
+    }
+}
+
+/// Pages that lanes had taken, and that were on their way, come over the other channels.
+#[test]
+fn guest_goes_on_after_a_loss_with_lanes_and_has_every_page() {
+    for preempt in [false, true] {
+        let Some(on) = capabilities(preempt) else { return };
+        let on = Capabilities { multifd: true, ..on };
+        let params = Parameters { multifd_channels: 2, ..trickle() };
+        let split = Split::begin(params.clone(), params, on);
+        for _ in 0..2 {
+            split.cable.cut();
+            split.paused();
+            split.resume();
+            until_status(&split.migration, Status::PostcopyActive);
+            let over_lanes = split.migration.statistics().multifd_bytes;
+            split.after_pages(100);
+            assert_eq!(split.migration.statistics().multifd_bytes, over_lanes, "no lane is left");
+        }
+        split.arrives();
+    }
+}
+
+#[test]
+fn guest_goes_on_by_itself_within_the_window() {
+    let Some(on) = capabilities(true) else { return };
+    let params = Parameters { reconnect_window: Duration::from_secs(60), ..trickle() };
+    let split = Split::begin(params.clone(), params, on);
+    split.cable.set_down(true);
+    split.paused();
+    std::thread::sleep(Duration::from_millis(600));
+    split.cable.set_down(false);
+    split.arrives();
+}
+
+#[test]
+fn guest_goes_on_at_another_address() {
+    let Some(split) = Split::plain(true) else { return };
+    let early = split.incoming.recover_at(&"tcp:127.0.0.1:0".parse().unwrap()).unwrap_err();
+    assert!(early.to_string().contains("postcopy-paused"), "{early}");
+    split.cable.set_down(true);
+    split.paused();
+    let file = split.incoming.recover_at(&"file:/nowhere".parse().unwrap()).unwrap_err();
+    assert!(file.to_string().contains("TCP"), "{file}");
+    split.incoming.recover_at(&"tcp:127.0.0.1:0".parse().unwrap()).unwrap();
+    let other = split.incoming.address();
+    assert_ne!(port(&other), port(&split.cable.at));
+    split.migration.resume(&other).unwrap();
+    split.arrives();
+}
+
+#[test]
+fn guest_goes_on_over_tls() {
+    let Some(on) = capabilities(true) else { return };
+    let certificates = crate::certificates::good_directory();
+    let with = |endpoint| {
+        let credentials = TlsCredentials::from_directory(certificates.path(), endpoint, false).unwrap();
+        Parameters { tls: Some(Tls::new(Arc::new(credentials))), ..trickle() }
+    };
+    let split = Split::begin(with(TlsEndpoint::Client), with(TlsEndpoint::Server), on);
+    split.cable.cut();
+    split.paused();
+    split.resume();
+    split.arrives();
+}
+
+#[test]
+fn wrong_time_and_wrong_address_are_refused_and_change_nothing() {
+    let Some(on) = capabilities(false) else { return };
+    // For so long it is tried to reach somebody.
+    let limits = sterna::WaitLimits { setup: Duration::from_secs(2), ..common::LIMITS };
+    let params = Parameters { limits, ..trickle() };
+    let split = Split::begin(params.clone(), params, on);
+    let early = split.migration.resume(&split.cable.at).unwrap_err();
+    assert!(
+        matches!(&early, ResumeError::Refused(_)) && early.to_string().contains("postcopy-paused"),
+        "{early}"
+    );
+    split.cable.cut();
+    split.paused();
+    let file = split.migration.resume(&"file:/nowhere".parse().unwrap()).unwrap_err();
+    assert!(matches!(file, ResumeError::Settings(_)), "{file}");
+    // Nobody is there.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:127.0.0.1:{}", nobody.local_addr().unwrap().port()).parse().unwrap();
+    drop(nobody);
+    split.migration.resume(&address).unwrap();
+    eventually("the attempt", || split.told(0).contains(&Status::PostcopyRecover));
+    until_status(&split.migration, Status::PostcopyPaused);
+    assert!(split.migration.statistics().error.is_some());
+    assert!(split.migration.decide(Decision::SourceRuns).is_err(), "it has run there");
+    assert!(!split.source.ram().custody().may_run());
+    split.resume();
+    split.arrives();
+}
+
+#[test]
+fn destination_of_another_guest_is_no_way_to_go_on() {
+    let Some(split) = Split::plain(false) else { return };
+    let Some(other) = Split::plain(false) else { return };
+    split.cable.cut();
+    other.cable.cut();
+    split.paused();
+    other.paused();
+    split.migration.resume(&other.cable.at).unwrap();
+    eventually("the refusal", || other.warned(1, "whose secret this side does not know"));
+    until_status(&split.migration, Status::PostcopyPaused);
+    split.resume();
+    other.resume();
+    split.arrives();
+    other.arrives();
+}
+
+#[test]
+fn stranger_who_wants_to_go_on_gets_no_byte_and_changes_nothing() {
+    let Some(split) = Split::plain(false) else { return };
+    split.cable.cut();
+    split.paused();
+    let at = port(&split.incoming.address());
+    // A QEMU's form, and a hello without proof.
+    let hello = [&b"STNS\0\0\0\x01"[..], &[7; 16], &[0, 0, 0, 9, 0xff, 0xff, 0xff, 0xfe], &[1; 48]].concat();
+    for bytes in [&b"\x08\0\x0a\0\x08\x07ram.low"[..], &hello] {
+        let mut stranger = TcpStream::connect(("127.0.0.1", at)).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stranger.write_all(bytes).unwrap();
+        let mut heard = Vec::new();
+        let _ = stranger.read_to_end(&mut heard);
+        assert!(heard.is_empty(), "{heard:?}");
+    }
+    assert_eq!(split.incoming.status(), Status::PostcopyPaused);
+    split.resume();
+    split.arrives();
+}
