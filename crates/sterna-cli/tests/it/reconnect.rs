@@ -71,7 +71,9 @@ impl Vms {
         let mut vms = Self { directory: tempfile::tempdir().unwrap(), children: Vec::new() };
         for (name, more) in [("a", None), ("b", Some("--incoming=defer"))] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
-            command.args(["run", "--ram=64M", "--fill=random", "--machine=process", "--qmp"]);
+            // A rate that any machine can copy: a guest at full speed may never converge.
+            command.args(["run", "--ram=64M", "--fill=random", "--machine=process", "--rate=1000"]);
+            command.arg(format!("--exit-with-parent={}", std::process::id())).arg("--qmp");
             command.arg(vms.socket(name)).args(more).stdout(Stdio::null()).stderr(Stdio::null());
             vms.children.push(command.spawn().unwrap());
         }
