@@ -6,13 +6,13 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error;
 use sterna::{Round, Sample, Statistics, Status as Stage};
-use sterna_qmp::drive::{self, DriveError, Trace, Watch, Wish};
+use sterna_qmp::drive::{self, DriveError, Reconnect, Trace, Watch, Wish};
 
 use crate::exit::{Status, Stop};
 use crate::interrupts::Interrupts;
 use crate::monitor::{Monitor, Progress};
 use crate::terminal::Live;
-use crate::units::PAGE_BYTES;
+use crate::units::{self, PAGE_BYTES};
 
 /// The bar and Ctrl-C as a driver sees them: the first Ctrl-C cancels, the second detaches, where there is something to
 /// leave alone.
@@ -24,13 +24,23 @@ pub struct Watcher<'a> {
     can_detach: bool,
     /// When the guest shall go on at the destination before its pages are there.
     postcopy_at: Option<Instant>,
+    /// What was last seen of lost connections.
+    reconnect: Reconnect,
 }
 
 impl<'a> Watcher<'a> {
     /// Of a save or a restore. What is pressed from now on counts.
     pub fn new(live: &'a Live, interrupts: &'a Interrupts) -> Self {
         let first = interrupts.count();
-        Self { live, interrupts, first, heard: first, can_detach: false, postcopy_at: None }
+        Self {
+            live,
+            interrupts,
+            first,
+            heard: first,
+            can_detach: false,
+            postcopy_at: None,
+            reconnect: Reconnect::default(),
+        }
     }
 
     /// Of a migration. What was pressed since there were `first` counts, too.
@@ -47,6 +57,10 @@ impl<'a> Watcher<'a> {
 impl Watch for Watcher<'_> {
     fn show(&mut self, progress: &Progress) {
         self.live.show(progress);
+        let now = progress.reconnect.unwrap_or_default();
+        for text in news(&std::mem::replace(&mut self.reconnect, now), &now) {
+            self.live.note(&text);
+        }
     }
 
     fn wish(&mut self) -> Wish {
@@ -71,6 +85,23 @@ impl Watch for Watcher<'_> {
     fn note(&mut self, text: &str) {
         self.live.note(text);
     }
+}
+
+/// What is to be said of lost connections, of which this was known before.
+fn news(before: &Reconnect, now: &Reconnect) -> Vec<String> {
+    let mut said = Vec::new();
+    if now.reconnections > before.reconnections {
+        let again = units::bytes(now.resent_bytes.saturating_sub(before.resent_bytes));
+        said.push(format!("connected again; {again} of pages had not arrived and are sent once more"));
+    }
+    let is_new = before.remaining_ms.is_none() || now.reconnections > before.reconnections;
+    if let Some(left) = now.remaining_ms.filter(|_| is_new) {
+        let left = left.div_ceil(1000);
+        said.push(format!(
+            "connection lost; the guest runs on at the source, and {left} s are left to connect again"
+        ));
+    }
+    said
 }
 
 /// Watches the migration away from `source` until it is over, or undecided for `patience`.
@@ -194,5 +225,29 @@ pub fn end(figures: &Statistics, source: &Monitor) -> Result<Status, Stop> {
             ),
         )),
         _ => Err(Stop::failed(format!("the migration failed and the guest runs on at the source: {why}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_loss_and_each_new_connection_is_told_once() {
+        let none = Reconnect::default();
+        let lost = Reconnect { remaining_ms: Some(4_500), ..none };
+        let later = Reconnect { remaining_ms: Some(3_000), ..none };
+        let back = Reconnect { reconnections: 1, resent_bytes: 2 << 20, remaining_ms: None };
+        let again = Reconnect { reconnections: 2, remaining_ms: Some(5_000), ..back };
+
+        let told = news(&none, &lost);
+        assert!(
+            told.len() == 1 && told[0].contains("connection lost") && told[0].contains("5 s"),
+            "{told:?}"
+        );
+        assert!(news(&lost, &later).is_empty() && news(&none, &none).is_empty());
+        let told = news(&later, &back);
+        assert!(told.len() == 1 && told[0].contains("connected again; 2.00 MiB"), "{told:?}");
+        assert_eq!(news(&lost, &again).len(), 2, "between two looks");
     }
 }
