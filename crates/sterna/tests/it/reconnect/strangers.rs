@@ -47,6 +47,9 @@ fn recorded() -> Recorded {
     let proxy = Proxy::new(&incoming.address(), filter);
     let migration = vm::start(&source, &proxy.address(), &params, capabilities, told);
     eventually("the new session", || migration.statistics().reconnections.len() == 1);
+    // The source says so when it has sent its hellos. One that is sent again before the destination has read it is the first.
+    let has_begun = |event: &Event| matches!(event, Event::Reconnected { .. });
+    eventually("the new session there", || warned.events().iter().any(has_begun));
     Recorded { source, target, _proxy: proxy, migration, incoming, warned, hellos }
 }
 
@@ -94,9 +97,11 @@ fn stranger_gets_no_byte_and_changes_nothing() {
 #[test]
 fn recorded_lane_of_an_old_session_is_refused() {
     let bench = recorded();
-    eventually("the lane", || bench.hellos.lock().unwrap().len() == 2);
-    let lane = bench.hellos.lock().unwrap()[1].clone();
+    let is_lane = |hello: &&Vec<u8>| hello[28..32] == [0, 0, 0, 1];
+    let lane = bench.hellos.lock().unwrap().iter().rfind(is_lane).expect("the lane").clone();
     assert_eq!(answer(&bench.incoming, &lane), b"");
+    let why = "of a session that is not about to begin";
+    eventually(why, || warnings(&bench.warned.events()).iter().any(|text| text.contains(why)));
     bench.migration.set_live(|params| params.max_bandwidth_bytes = 0).unwrap();
     let (outcome, arrival) = (bench.migration.wait(), bench.incoming.wait());
     assert_arrived(&outcome, &arrival, &bench.target.guest);
