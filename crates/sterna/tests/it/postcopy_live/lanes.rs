@@ -345,7 +345,11 @@ fn hear_requests(played: &mut HandMadeSource, target: &ProcessGuest) -> Vec<(usi
 }
 
 /// The same, after requests of which the last was in that block: a request names its block when it changes.
-fn hear_four(played: &mut HandMadeSource, target: &ProcessGuest, mut last: Option<usize>) -> Vec<(usize, u64)> {
+fn hear_four(
+    played: &mut HandMadeSource,
+    target: &ProcessGuest,
+    mut last: Option<usize>,
+) -> Vec<(usize, u64)> {
     let mut asked = Vec::new();
     while asked.len() < 4 {
         if let ReturnMessage::RequestPages { block, start, .. } = played.hear().expect("it goes on") {
