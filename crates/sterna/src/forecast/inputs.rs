@@ -38,7 +38,7 @@ pub struct Inputs {
     #[serde(default)]
     pub fixed: Fixed,
     /// What postcopy could do, and whether it can be used.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "PostcopyInputs::is_empty")]
     pub postcopy: PostcopyInputs,
     /// By which part bandwidth and dirty rate may be wrong: 0.1 for ten per cent. Above 0.9 counts as 0.9.
     #[serde(default = "default_uncertainty")]
@@ -62,6 +62,13 @@ pub struct PostcopyInputs {
     /// Why postcopy cannot be used here, as a clause; it is not proposed then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<String>,
+}
+
+impl PostcopyInputs {
+    /// Whether nothing is said: it is left out of JSON then, as records had it before there was postcopy.
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The uncertainty to assume if nothing better is known.
