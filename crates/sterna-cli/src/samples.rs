@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::plan::Plan;
 use crate::record::{Check, Cpu, Guest, Record};
-use sterna::forecast::{DirtyModel, Fixed, Inputs, Point};
+use sterna::forecast::{DirtyModel, Fixed, Inputs, Point, PostcopyInputs};
 use sterna::{LaneTimes, RdmaStatistics, Round, Sample, Statistics, Status, SwitchoverStep, SyncParts};
 
 /// A migration of 4 GiB in three rounds and a switchover of 48 ms.
@@ -130,6 +130,7 @@ fn plan() -> Plan {
         sync: Duration::from_millis(4),
         downtime_limit: Duration::from_millis(60),
         fixed: Fixed { devices: Duration::from_millis(16), ..Fixed::default() },
+        postcopy: PostcopyInputs::default(),
         uncertainty: 0.1,
     };
     // As it comes back from a file: times are rounded there.

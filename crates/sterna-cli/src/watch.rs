@@ -26,6 +26,8 @@ pub struct Watcher<'a> {
     postcopy_at: Option<Instant>,
     /// What was last seen of lost connections.
     reconnect: Reconnect,
+    /// What to do when the connection breaks in postcopy.
+    when_paused: Option<String>,
 }
 
 impl<'a> Watcher<'a> {
@@ -40,12 +42,29 @@ impl<'a> Watcher<'a> {
             can_detach: false,
             postcopy_at: None,
             reconnect: Reconnect::default(),
+            when_paused: None,
         }
     }
 
     /// Of a migration. What was pressed since there were `first` counts, too.
     pub fn of_migration(live: &'a Live, interrupts: &'a Interrupts, first: usize) -> Self {
         Self { can_detach: true, first, heard: first, ..Self::new(live, interrupts) }
+    }
+
+    /// What to say when the connection of a migration from `source` to `address` breaks in postcopy.
+    pub fn with_break(self, source: &str, address: &str, window: Duration) -> Self {
+        let what = match window.is_zero() {
+            true => format!("to go on, `sterna recover {source} {address}`"),
+            false => format!(
+                "the source connects again by itself for {} from the break on; after that, `sterna recover {source} {address}`",
+                units::seconds(window.as_secs_f64())
+            ),
+        };
+        let text = format!(
+            "the connection broke in postcopy: the guest runs at the destination and waits when it needs a page that is only \
+             at the source, so keep both; {what}"
+        );
+        Self { when_paused: Some(text), ..self }
     }
 
     /// After so long the guest shall go on at the destination before its pages are there.
@@ -82,6 +101,10 @@ impl Watch for Watcher<'_> {
         if self.can_detach { " (Ctrl-C again detaches)" } else { "" }
     }
 
+    fn when_paused(&self) -> Option<String> {
+        self.when_paused.clone()
+    }
+
     fn note(&mut self, text: &str) {
         self.live.note(text);
     }
@@ -104,6 +127,17 @@ fn news(before: &Reconnect, now: &Reconnect) -> Vec<String> {
     said
 }
 
+/// What matters to a watcher of a migration that may go on in postcopy.
+#[derive(Debug, Clone, Copy)]
+pub struct PostcopyWatch<'a> {
+    /// After so long the guest shall go on at the destination.
+    pub after: Option<Duration>,
+    /// Where the destination is.
+    pub address: &'a str,
+    /// `x-sterna-reconnect-window`.
+    pub window: Duration,
+}
+
 /// Watches the migration away from `source` until it is over, or undecided for `patience`.
 ///
 /// Ctrl-C cancels, a second one goes away and leaves the migration alone; `first` is how often it had been pressed
@@ -114,10 +148,13 @@ pub fn until_over(
     interrupts: &Interrupts,
     first: usize,
     patience: Duration,
-    postcopy_after: Option<Duration>,
+    postcopy: PostcopyWatch<'_>,
 ) -> Result<(Statistics, Trace), DriveError> {
     let watcher = Watcher::of_migration(live, interrupts, first);
-    let trace = drive::watch(source.vm(), &mut watcher.with_postcopy_after(postcopy_after), patience)?;
+    let at = source.endpoint().to_string();
+    let watcher = watcher.with_postcopy_after(postcopy.after);
+    let trace =
+        drive::watch(source.vm(), &mut watcher.with_break(&at, postcopy.address, postcopy.window), patience)?;
     let figures = match source.statistics().ok().flatten() {
         Some(figures) => figures,
         None => from_trace(&trace),

@@ -238,7 +238,14 @@ fn drive_set_up(
         PostcopyWhen::Auto => None,
         PostcopyWhen::After(time) => Some(time),
     });
-    let watched = watch::until_over(source, live, interrupts, pressed, patience, postcopy_after);
+    let window = Settings::read(source.vm())?;
+    let window = window.parameter("x-sterna-reconnect-window").and_then(Value::as_u64).unwrap_or(0);
+    let postcopy = watch::PostcopyWatch {
+        after: postcopy_after,
+        address: &address,
+        window: Duration::from_millis(window),
+    };
+    let watched = watch::until_over(source, live, interrupts, pressed, patience, postcopy);
     let (mut figures, trace) = match watched {
         Ok(seen) => seen,
         Err(error) if error.is_disconnect() => return Err(handover.lost(source.vm(), destination).into()),
@@ -322,7 +329,9 @@ fn left_paused(at: &str, why: StaysPaused) -> String {
 
 /// Plans, shows the plan, and stores it: whoever reads the record later sees what was known before.
 fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Result<Plan, Stop> {
-    let plan = Stated { bandwidth_bytes: arguments.bandwidth, ..Stated::default() }.plan_for(source)?;
+    let to = Some(address.to_owned());
+    let stated = Stated { bandwidth_bytes: arguments.bandwidth, to, ..Stated::default() };
+    let plan = stated.plan_for(source)?;
     terminal::note(&plan::table(&plan));
     if let Some(file) = &arguments.report {
         let record = Record::new(&source.endpoint().to_string(), address, Statistics::default());

@@ -63,6 +63,9 @@ pub struct Figures {
     /// Intervals over which to measure a VM's dirty rate, 50ms to 60s each [default: 100ms,300ms,1s]
     #[arg(long, value_name = "TIME,…", value_delimiter = ',', value_parser = interval)]
     intervals: Vec<Duration>,
+    /// Where the guest would go, such as tcp:HOST:PORT: postcopy is not proposed where it does not work
+    #[arg(long, value_name = "ADDRESS", value_parser = super::migrate::address)]
+    to: Option<String>,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -133,6 +136,7 @@ impl Figures {
                 true => survey::INTERVALS.to_vec(),
                 false => self.intervals.clone(),
             },
+            to: self.to.clone(),
         }
     }
 }

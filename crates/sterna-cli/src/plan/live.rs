@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sterna::forecast::{DirtyModel, FIXED_DOWNTIME, Fixed, Inputs, Point, UNCERTAINTY};
+use sterna::forecast::{DirtyModel, FIXED_DOWNTIME, Fixed, Inputs, Point, PostcopyInputs, UNCERTAINTY};
 use sterna_qmp::drive::survey::{self, Reading, Survey};
 
 use super::Plan;
@@ -35,6 +35,8 @@ pub struct Stated {
     pub uncertainty: f64,
     /// Over which the dirty rate is measured.
     pub intervals: Vec<Duration>,
+    /// Where the guest would go.
+    pub to: Option<String>,
 }
 
 /// Bytes per second that go.
@@ -81,6 +83,7 @@ impl Default for Stated {
             fixed: None,
             uncertainty: UNCERTAINTY,
             intervals: survey::INTERVALS.to_vec(),
+            to: None,
         }
     }
 }
@@ -104,9 +107,19 @@ impl Stated {
             sync: self.sync.unwrap_or_default(),
             downtime_limit,
             fixed: fixed(self.fixed.unwrap_or_default()),
+            postcopy: self.postcopy(None),
             uncertainty: self.uncertainty,
         };
         Plan::new(inputs, assumed, None)
+    }
+
+    /// What is known of postcopy: a VM's settings, and where the guest would go.
+    fn postcopy(&self, survey: Option<&Survey>) -> PostcopyInputs {
+        let by_address = self.to.as_deref().and_then(survey::postcopy_excluded_by_address);
+        PostcopyInputs {
+            limit_bytes: survey.and_then(|survey| survey.max_postcopy_bandwidth_bytes),
+            excluded: by_address.or_else(|| survey.and_then(|survey| survey.postcopy_excluded.clone())),
+        }
     }
 
     /// A plan for the VM behind `monitor`: measures how its guest writes, which takes a second or two, unless that
@@ -228,6 +241,7 @@ impl Stated {
             sync,
             downtime_limit: self.downtime_limit.unwrap_or(survey.downtime_limit),
             fixed: fixed(fixed_part),
+            postcopy: self.postcopy(Some(survey)),
             uncertainty: self.uncertainty,
         }
     }
@@ -256,6 +270,8 @@ mod tests {
             max_bandwidth_bytes: limit,
             switchover_bandwidth_bytes: stated,
             downtime_limit: DOWNTIME_LIMIT,
+            max_postcopy_bandwidth_bytes: None,
+            postcopy_excluded: None,
         };
         let mut assumed = Vec::new();
         let given = Stated { bandwidth_bytes: link, ..Stated::default() }.bandwidth(&survey, &mut assumed);

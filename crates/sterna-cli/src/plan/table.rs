@@ -6,7 +6,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use sterna::forecast::rules::Verdict;
 use sterna::forecast::rules::qemu::Regime;
-use sterna::forecast::{DirtyModel, Forecast, Range};
+use sterna::forecast::{DirtyModel, Forecast, POSTCOPY_ASSUMPTIONS, Range, SwitchReason};
 
 use super::Plan;
 use crate::units;
@@ -24,6 +24,9 @@ pub fn table(plan: &Plan) -> String {
     let _ = write!(text, "\n{}\n", verdict(plan));
     for (number, advice) in plan.advice.iter().enumerate() {
         let _ = writeln!(text, "  {}. {advice}", number + 1);
+    }
+    if let Some(postcopy) = postcopy(plan) {
+        let _ = write!(text, "\n{postcopy}\n");
     }
     text
 }
@@ -128,6 +131,38 @@ fn forecast(plan: &Plan) -> Option<String> {
     row("rounds", &forecast.rounds, &|rounds| format!("{rounds:.0}"));
     row("bytes sent", &forecast.bytes, &|bytes| units::bytes(bytes as u64));
     Some(trimmed(&table))
+}
+
+/// What postcopy would do, with what is assumed; or why it cannot be used where precopy may not end.
+fn postcopy(plan: &Plan) -> Option<String> {
+    let forecast = plan.forecast.as_ref()?;
+    let Some(postcopy) = &forecast.postcopy else {
+        let why = plan.inputs.postcopy.excluded.as_ref().filter(|_| !forecast.certain)?;
+        return Some(format!("Postcopy cannot be used: {why}."));
+    };
+    let mut table = plain();
+    let head = match postcopy.switch {
+        SwitchReason::AfterFirstRound => "with postcopy after the first round",
+        _ => "with postcopy when precopy stands still",
+    };
+    table.set_header([head, "expected", "from", "to"]);
+    let mut row = |name: &str, range: &Range, words: &dyn Fn(f64) -> String| {
+        let shown = |figure: Option<f64>| figure.map_or("not known".into(), words);
+        table.add_row([name.to_owned(), shown(range.expected), shown(range.low), shown(range.high)]);
+    };
+    row("switch", &postcopy.switch_at, &units::seconds);
+    row("downtime", &postcopy.downtime, &units::seconds);
+    row("missing at the switch", &postcopy.missing_bytes, &|bytes| units::bytes(bytes as u64));
+    row("degraded until the last page", &postcopy.degraded_time, &units::seconds);
+    row("total time", &postcopy.total_time, &units::seconds);
+    row("page faults", &postcopy.faults, &|faults| units::count(faults as u64));
+    let mut text = trimmed(&table);
+    let most = units::count(postcopy.most_faults as u64);
+    let _ = write!(text, "\nnot more than {most} page faults: one for each missing page");
+    for assumed in POSTCOPY_ASSUMPTIONS {
+        let _ = write!(text, "\nassumed of postcopy: {assumed}");
+    }
+    Some(text)
 }
 
 fn verdict(plan: &Plan) -> String {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use sterna::forecast::{DirtyModel, Fixed, Point};
+use sterna::forecast::{DirtyModel, Fixed, Point, PostcopyInputs};
 
 use super::*;
 
@@ -15,6 +15,7 @@ fn published(sync_ms: u64, ram_bytes: u64) -> Plan {
         sync: Duration::from_millis(sync_ms),
         downtime_limit: Duration::from_millis(150),
         fixed: Fixed::default(),
+        postcopy: PostcopyInputs::default(),
         uncertainty: 0.1,
     };
     Plan::new(inputs, Vec::new(), None)
@@ -65,6 +66,27 @@ fn plan_that_will_not_converge_says_what_to_change() {
     for part in ["NOT converge", "does not end", "none suffices", "auto-converge", "max-bandwidth"] {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
+}
+
+#[test]
+fn plan_of_a_guest_that_precopy_cannot_move_proposes_postcopy_unless_it_cannot_be_used() {
+    let mut inputs = published(12, 256 << 30).inputs;
+    inputs.dirty = DirtyModel::Rate(20_000_000_000);
+    let plan = Plan::new(inputs.clone(), Vec::new(), None);
+    let text = table(&plan);
+    for part in ["x-sterna-non-convergence", "postcopy-ram", "degraded", "page faults", "assumed of postcopy"]
+    {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    let value: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
+    assert!(value["forecast"]["postcopy"]["degraded_time"]["expected"].as_f64().unwrap() > 1.0, "{value}");
+    assert_eq!(value["forecast"]["postcopy"]["switch"], "not-converging");
+
+    inputs.postcopy.excluded = Some("the capability xbzrle is on".into());
+    let text = table(&Plan::new(inputs, Vec::new(), None));
+
+    assert!(text.contains("Postcopy cannot be used: the capability xbzrle is on."), "{text}");
+    assert!(!text.contains("x-sterna-non-convergence") && !text.contains("degraded"), "{text}");
 }
 
 #[test]

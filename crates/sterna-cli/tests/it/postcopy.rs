@@ -1,6 +1,10 @@
-//! Postcopy whose source or destination dies, or is paused: what the other side's VM says and answers, and that it can be ended.
+//! Postcopy of two VMs: waits, sides that die or are paused, a connection that breaks and is recovered by command, and what a plan says of
+//! it.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -168,6 +172,47 @@ fn guest_whose_destination_dies_in_postcopy_is_lost_and_its_source_never_runs_it
     }
 }
 
+/// A way to the destination that can be cut; none gets through after that.
+struct Cable {
+    at: String,
+    open: Arc<Mutex<Option<Vec<TcpStream>>>>,
+}
+
+impl Cable {
+    fn to(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port());
+        let open = Arc::new(Mutex::new(Some(Vec::new())));
+        let streams = Arc::clone(&open);
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let (Ok(near), Ok(far)) = (near, TcpStream::connect(("127.0.0.1", port))) else { return };
+                let mut streams = streams.lock().unwrap();
+                let Some(streams) = streams.as_mut() else { return };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        let mut piece = [0; 16 << 10];
+                        while let Ok(count @ 1..) = from.read(&mut piece) {
+                            if to.write_all(&piece[..count]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                streams.extend([near, far]);
+            }
+        });
+        Self { at, open }
+    }
+
+    fn cut(&self) {
+        let streams = self.open.lock().unwrap().take().unwrap();
+        streams.iter().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+    }
+}
+
 #[test]
 fn postcopy_that_is_paused_on_either_side_goes_on_when_it_is_resumed() {
     for at_the_source in [true, false] {
@@ -189,4 +234,110 @@ fn postcopy_that_is_paused_on_either_side_goes_on_when_it_is_resumed() {
             eventually("the end", || (status(client) == "completed").then_some(()));
         }
     }
+}
+
+#[test]
+fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = |name: &str| format!("unix:{}", directory.path().join(name).display());
+    let source = run("process", &[], &socket("a"));
+    let destination = run("process", &["--incoming=defer"], &socket("b"));
+    let (here, there) = (client(&socket("a")), client(&socket("b")));
+    let uri = "tcp:127.0.0.1:0".to_owned();
+    let mut pair = Pair { _directory: directory, source, destination, here, there, uri };
+    let on: Value = ["postcopy-ram", "postcopy-preempt"]
+        .iter()
+        .map(|name| json!({"capability": name, "state": true}))
+        .collect();
+    if pair.there.execute("migrate-set-capabilities", json!({ "capabilities": on })).is_err() {
+        return;
+    }
+    pair.there.execute("migrate-incoming", json!({"uri": pair.uri})).unwrap();
+    let port = pair.there.execute("query-migrate", json!({})).unwrap()["socket-address"][0]["port"].clone();
+    let port: u16 = port.as_str().unwrap().parse().unwrap();
+    let cable = Cable::to(port);
+    let a = format!("unix:{}", pair._directory.path().join("a").display());
+    let mut migrate = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["migrate", &a, &cable.at, "--postcopy", "0", "--undecided-wait", "100"])
+        .args(["--set", "max-bandwidth=10000000", "--set", "max-postcopy-bandwidth=100000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("postcopy", || (status(&mut pair.there) == "postcopy-active").then_some(()));
+    eventually("postcopy", || (status(&mut pair.here) == "postcopy-active").then_some(()));
+
+    cable.cut();
+
+    eventually("the pause", || (status(&mut pair.here) == "postcopy-paused").then_some(()));
+    eventually("the pause", || (status(&mut pair.there) == "postcopy-paused").then_some(()));
+    let said = format!("to go on, `sterna recover {a} {}`", cable.at);
+    let (mut from, mut told) = (migrate.stderr.take().unwrap(), Vec::new());
+    while !String::from_utf8_lossy(&told).contains(&said) {
+        let mut piece = [0; 256];
+        let count = from.read(&mut piece).unwrap();
+        assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&told));
+        told.extend(&piece[..count]);
+    }
+    pair.here.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
+    let recovered = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["recover", &a, &format!("tcp:127.0.0.1:{port}")])
+        .output()
+        .unwrap();
+    assert!(recovered.status.success(), "{recovered:?}");
+    let ended = migrate.wait_with_output().unwrap();
+    from.read_to_end(&mut told).unwrap();
+    let (told, shown) = (String::from_utf8_lossy(&told), String::from_utf8_lossy(&ended.stdout));
+    assert!(ended.status.success(), "{told}\n{shown}");
+    assert_eq!(told.matches(&said).count(), 1, "{told}");
+    assert!(told.contains("the guest runs at the destination"), "{told}");
+    assert_eq!((status(&mut pair.here), status(&mut pair.there)), ("completed".into(), "completed".into()));
+    // There is nothing left to recover, and the command says what there is.
+    let again = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        .args(["recover", &a, &format!("tcp:127.0.0.1:{port}"), "--patience", "0"])
+        .output()
+        .unwrap();
+    assert_eq!(again.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("its migration is completed"), "{again:?}");
+}
+
+#[test]
+fn plan_of_a_vm_says_why_postcopy_cannot_be_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", directory.path().join("a").display());
+    let mut vm = run("process", &[], &socket);
+    let mut monitor = client(&socket);
+    let mut plan = |capability: Option<&str>, to: &str| {
+        let set = |monitor: &mut Client, on: bool| {
+            let on: Value = capability.iter().map(|name| json!({"capability": name, "state": on})).collect();
+            monitor.execute("migrate-set-capabilities", json!({ "capabilities": on })).unwrap();
+        };
+        set(&mut monitor, true);
+        let output = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["plan", &socket, "--bandwidth=1MB/s", "--dirty-rate=1GB/s", "--json", "--to", to])
+            .output()
+            .unwrap();
+        set(&mut monitor, false);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let possible = plan(None, "tcp:127.0.0.1:1");
+    let advice = |plan: &Value| plan["advice"].to_string().contains("postcopy-ram");
+    assert!(
+        advice(&possible)
+            && possible["forecast"]["postcopy"]["degraded_time"]["expected"].as_f64() > Some(1.0)
+    );
+    for (capability, to, why) in [
+        (Some("xbzrle"), "tcp:127.0.0.1:1", "xbzrle"),
+        (Some("mapped-ram"), "tcp:127.0.0.1:1", "mapped-ram"),
+        (None, "file:/nowhere", "file:"),
+        (None, "rdma:127.0.0.1:1", "rdma:"),
+    ] {
+        let refused = plan(capability, to);
+        let said = refused["inputs"]["postcopy"]["excluded"].as_str().unwrap_or_default().to_owned();
+        assert!(said.contains(why) && !advice(&refused), "{refused}");
+        assert!(refused["forecast"]["postcopy"].is_null(), "{refused}");
+    }
+    let _ = vm.kill();
+    let _ = vm.wait();
 }

@@ -44,6 +44,10 @@ pub struct Survey {
     pub switchover_bandwidth_bytes: Option<u64>,
     /// `downtime-limit`.
     pub downtime_limit: Duration,
+    /// `max-postcopy-bandwidth`, bytes per second; none for no limit.
+    pub max_postcopy_bandwidth_bytes: Option<u64>,
+    /// Why postcopy does not go with these settings, as a clause.
+    pub postcopy_excluded: Option<String>,
 }
 
 /// One measurement.
@@ -76,8 +80,37 @@ impl Survey {
             max_bandwidth_bytes: rate("max-bandwidth"),
             switchover_bandwidth_bytes: rate("avail-switchover-bandwidth"),
             downtime_limit: Duration::from_millis(number("downtime-limit").unwrap_or(300)),
+            max_postcopy_bandwidth_bytes: rate("max-postcopy-bandwidth"),
+            postcopy_excluded: postcopy_excluded(&settings, vm.is_sterna()),
         })
     }
+}
+
+/// Capabilities that a VM with `postcopy-ram` does not take besides.
+const NOT_WITH_POSTCOPY: [&str; 4] = ["mapped-ram", "x-ignore-shared", "background-snapshot", "x-colo"];
+
+fn postcopy_excluded(settings: &Settings, is_sterna: bool) -> Option<String> {
+    let is_on = |name: &str| settings.capability(name) == Some(true);
+    if settings.capability("postcopy-ram").is_none() {
+        return Some("this VM has no capability postcopy-ram".into());
+    }
+    let of_engine = ["xbzrle"].into_iter().filter(|_| is_sterna);
+    if let Some(name) = NOT_WITH_POSTCOPY.into_iter().chain(of_engine).find(|name| is_on(name)) {
+        return Some(format!("the capability {name} is on"));
+    }
+    if is_sterna && settings.capability("return-path") == Some(false) {
+        return Some("the capability return-path is off".into());
+    }
+    let mode = settings.parameter("mode").and_then(Value::as_str);
+    mode.filter(|mode| *mode != "normal").map(|mode| format!("the parameter mode is {mode}"))
+}
+
+/// Why postcopy does not go to `address`, as a clause.
+pub fn postcopy_excluded_by_address(address: &str) -> Option<String> {
+    let kind = address.split(':').next().unwrap_or_default();
+    ["rdma", "file", "exec"].contains(&kind).then(|| {
+        format!("the destination is {kind}:, and it needs a stream in both directions (tcp: or unix:)")
+    })
 }
 
 /// All blocks that a migration moves; or what the guest was given, where the monitor has no table of them.

@@ -37,6 +37,10 @@ pub trait Watch {
     fn hint(&self) -> &'static str {
         ""
     }
+    /// What to do about a postcopy whose connection broke, as a sentence; said once for each break.
+    fn when_paused(&self) -> Option<String> {
+        None
+    }
     /// Tells something in passing.
     fn note(&mut self, text: &str);
 }
@@ -67,7 +71,7 @@ impl Trace {
 pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result<Trace, DriveError> {
     let mut trace = Trace { began: Instant::now(), seen: Vec::new(), stopped: None, was_cancelled: false };
     let mut undecided_since: Option<Instant> = None;
-    let mut told_paused = false;
+    let (mut told_paused, mut told_broken) = (false, false);
     loop {
         let progress = match vm.progress() {
             // QEMU answers nobody while it writes a stopped guest's last bytes to a slow reader.
@@ -81,6 +85,8 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
         let is_over = progress.is_over();
         // The guest may run on without this command, and what it waits for may never come.
         let is_undecided = ["undecided", "postcopy-paused"].contains(&progress.status.as_str());
+        let is_recovering = progress.status.starts_with("postcopy-recover");
+        let is_paused = progress.status == "postcopy-paused";
         let waits_for_word = progress.status == "pre-switchover";
         trace.seen.push((trace.began.elapsed(), progress));
         if is_over {
@@ -94,6 +100,14 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
                 vm.at()
             ));
         }
+        if is_paused
+            && !told_broken
+            && let Some(text) = watcher.when_paused()
+        {
+            watcher.note(&text);
+        }
+        // Attempts to recover are of the same break.
+        told_broken = is_paused || (told_broken && is_recovering);
         if is_undecided {
             if undecided_since.get_or_insert_with(Instant::now).elapsed() >= patience {
                 break;

@@ -33,6 +33,11 @@ pub fn advice(advice: &Advice) -> String {
             "switch auto-converge on, with max-cpu-throttle at {percent} or above: it slows the guest down as far as it \
              must"
         ),
+        Advice::Postcopy => "use postcopy: switch postcopy-ram on, on both sides, and set x-sterna-non-convergence to \
+             postcopy, or give migrate-start-postcopy (`sterna migrate --postcopy` does it). It ends whatever the guest \
+             writes, which runs at the destination, more slowly, until all of its pages are there, and depends on both hosts \
+             and the link until then"
+            .to_owned(),
         // Says nothing of a setting by its name, or is of a later engine.
         other => other.to_string(),
     }
@@ -122,6 +127,7 @@ mod tests {
             (Advice::MoreChannels, "multifd-channels"),
             (Advice::AutoConverge { percent: 40 }, "max-cpu-throttle at 40"),
             (Advice::Throttle { percent: 40 }, "40 %"),
+            (Advice::Postcopy, "x-sterna-non-convergence"),
         ] {
             let text = advice(&of);
             assert!(text.contains(name), "{text}");

@@ -35,8 +35,10 @@ pub enum Advice {
         /// The highest throttle that must be allowed.
         percent: u8,
     },
-    /// Start the guest at the destination before all of its RAM is there.
-    PostcopyLater,
+    /// Let the guest go on at the destination before all of its RAM is there: what that does is in
+    /// [`Forecast::postcopy`](super::Forecast::postcopy).
+    #[serde(alias = "postcopy-later")]
+    Postcopy,
 }
 
 impl fmt::Display for Advice {
@@ -57,9 +59,9 @@ impl fmt::Display for Advice {
                 f,
                 "switch automatic throttling on, up to {percent} % or more: it slows the guest down as far as it must"
             ),
-            Self::PostcopyLater => f.write_str(
-                "no other setting makes it converge for certain: only postcopy does, whatever the guest writes, and Sterna \
-                 does not have it yet",
+            Self::Postcopy => f.write_str(
+                "use postcopy: it ends whatever the guest writes, which runs at the destination, more slowly, until all of its \
+                 pages are there, and depends on both hosts and the link until then",
             ),
         }
     }
@@ -96,7 +98,9 @@ pub(super) fn advise(inputs: &Inputs, expected: &Run) -> Vec<Advice> {
     if let Some(percent) = percents.get(first).copied() {
         advice.extend([Advice::AutoConverge { percent }, Advice::Throttle { percent }]);
     }
-    advice.push(Advice::PostcopyLater);
+    if inputs.postcopy.excluded.is_none() {
+        advice.push(Advice::Postcopy);
+    }
     advice
 }
 

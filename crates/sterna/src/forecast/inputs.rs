@@ -37,6 +37,9 @@ pub struct Inputs {
     /// What each migration costs, whatever the guest writes.
     #[serde(default)]
     pub fixed: Fixed,
+    /// What postcopy could do, and whether it can be used.
+    #[serde(default, skip_serializing_if = "PostcopyInputs::is_empty")]
+    pub postcopy: PostcopyInputs,
     /// By which part bandwidth and dirty rate may be wrong: 0.1 for ten per cent. Above 0.9 counts as 0.9.
     #[serde(default = "default_uncertainty")]
     pub uncertainty: f64,
@@ -46,6 +49,25 @@ impl Inputs {
     /// The uncertainty, whatever was written there.
     pub(super) fn sane_uncertainty(&self) -> f64 {
         if self.uncertainty.is_finite() { self.uncertainty.clamp(0.0, 0.9) } else { 0.0 }
+    }
+}
+
+/// What a forecast of postcopy needs besides.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PostcopyInputs {
+    /// `max-postcopy-bandwidth`: bytes per second of pages that nobody waits for; none or 0 for no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Why postcopy cannot be used here, as a clause; it is not proposed then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub excluded: Option<String>,
+}
+
+impl PostcopyInputs {
+    /// Whether nothing is said: it is left out of JSON then, as records had it before there was postcopy.
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -13,6 +13,7 @@
 //! - [`simulate`]: round by round until the remaining pages fit the limit, or until rounds no longer shrink.
 //! - [`Forecast`]: that for the expected inputs, and for inputs that are off by [`Inputs::uncertainty`] in
 //!   both directions; with [`Advice`] if it would not end.
+//! - [`PostcopyForecast`]: what postcopy would do with the same guest.
 //!
 //! Bandwidth is that of moving bytes, as everywhere in Sterna: time for syncs
 //! ([`Inputs::sync`]) is counted apart, and passes while the channels go on.
@@ -23,6 +24,8 @@ pub mod dirty;
 pub mod fit;
 mod inputs;
 mod outlook;
+mod postcopy;
+mod range;
 pub mod rules;
 mod seconds;
 pub mod simulate;
@@ -31,8 +34,10 @@ pub use crate::precopy::{DowntimeEstimate, FIXED_DOWNTIME, MARGIN};
 pub use advice::Advice;
 pub use class::{Class, Order, Point};
 pub use dirty::DirtyModel;
-pub use inputs::{Fixed, Inputs, UNCERTAINTY};
-pub use outlook::{Forecast, Range};
+pub use inputs::{Fixed, Inputs, PostcopyInputs, UNCERTAINTY};
+pub use outlook::Forecast;
+pub use postcopy::{POSTCOPY_ASSUMPTIONS, PostcopyForecast, SwitchReason};
+pub use range::Range;
 pub use simulate::{Luck, PlannedRound, Run, Walk};
 
 #[cfg(test)]

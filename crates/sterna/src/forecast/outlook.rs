@@ -4,18 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::{self, Advice};
 use super::inputs::Inputs;
+use super::postcopy::PostcopyForecast;
+use super::range::Range;
 use super::simulate::{self, Luck, PlannedRound, Run};
-
-/// An expected value and its range. `None`: the migration does not end.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Range {
-    /// If bandwidth and dirty rate are better than expected.
-    pub low: Option<f64>,
-    /// With bandwidth and dirty rate as given.
-    pub expected: Option<f64>,
-    /// If they are worse.
-    pub high: Option<f64>,
-}
 
 /// How a migration will go.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +28,9 @@ pub struct Forecast {
     pub least_downtime: f64,
     /// The rounds that are expected; the first few hundred.
     pub curve: Vec<PlannedRound>,
+    /// What postcopy would do; none if it cannot be used ([`PostcopyInputs::excluded`](super::PostcopyInputs::excluded)).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postcopy: Option<PostcopyForecast>,
     /// What to change, the mildest first. Empty if nothing has to change.
     pub advice: Vec<Advice>,
 }
@@ -65,6 +59,11 @@ impl Forecast {
             downtime: range(&|run| run.downtime),
             bytes: range(&|run| run.bytes),
             least_downtime: expected.least_downtime,
+            postcopy: inputs
+                .postcopy
+                .excluded
+                .is_none()
+                .then(|| PostcopyForecast::new(inputs, expected.convergent)),
             curve: expected.curve,
             advice,
         }

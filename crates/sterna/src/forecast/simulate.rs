@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::class::{Class, Order, PAGE_BYTES};
 use super::inputs::Inputs;
-use crate::params::{Capabilities, Parameters};
+use crate::params::{Capabilities, NonConvergence, Parameters};
 use crate::precopy::{
     Backlog, Begun, Counts, DowntimeEstimate, Input, MARGIN, Output, Policy, RoundProgress, Settings,
     Snapshot, StreamsRemaining, SyncResult,
@@ -70,6 +70,8 @@ const LEAST_STEP: f64 = 0.02;
 const STANDSTILL: f64 = 1e-6;
 /// So many of them in a row are a standstill.
 const PATIENCE: u32 = 3;
+/// The same where the policy is to find it out.
+const PATIENCE_OF_POLICY: u32 = 64;
 
 /// Where a guest that walks through its memory is when the first round begins. One that is just ahead of the round
 /// dirties nothing that has been sent; one just behind it dirties everything again.
@@ -112,17 +114,66 @@ impl Luck {
 /// Simulates a migration. If [`Inputs::switchover_bandwidth_bytes`] exceeds the bandwidth that the engine estimates with,
 /// the downtime is shorter than estimated.
 pub fn run(inputs: &Inputs, luck: Luck) -> Run {
+    match play(inputs, luck, NonConvergence::KeepGoing, |_| false) {
+        End::Requested(model) => model.stop(),
+        End::StandsStill(mut model) => {
+            model.run.downtime = model.run.least_downtime;
+            model.run
+        }
+    }
+}
+
+/// A guest's pages at the moment in which it goes on at the destination without all of them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Switch {
+    /// Seconds since the migration's start.
+    pub(super) at: f64,
+    /// How the guest writes, and how many pages of each class the destination lacks.
+    pub(super) missing: Vec<(Class, f64)>,
+    /// Pages that it lacks and that nobody writes.
+    pub(super) unwritten_pages: f64,
+    /// Bytes per second of pages that nobody waits for.
+    pub(super) rate: f64,
+    /// Bytes per second that the link carries.
+    pub(super) link_rate: f64,
+}
+
+/// Simulates precopy until the policy gives it up, as it does before the source starts postcopy by itself. A guest that converges
+/// is looked at after the first round: sooner there is no reason for postcopy.
+pub(super) fn switch(inputs: &Inputs, luck: Luck, converges: bool) -> Switch {
+    let is_first_through = |model: &Model<'_>| converges && model.run.rounds >= 1;
+    match play(inputs, luck, NonConvergence::Postcopy, is_first_through) {
+        End::Requested(model) | End::StandsStill(model) => model.switch(),
+    }
+}
+
+/// How precopy ends.
+enum End<'a> {
+    /// The policy requests the switchover.
+    Requested(Model<'a>),
+    /// It never will, it gives up, or nobody wants to know more.
+    StandsStill(Model<'a>),
+}
+
+fn play(
+    inputs: &Inputs,
+    luck: Luck,
+    non_convergence: NonConvergence,
+    is_enough: impl Fn(&Model<'_>) -> bool,
+) -> End<'_> {
     let mut model = Model::new(inputs, luck);
     let begun = Begun {
-        settings: settings(inputs),
+        settings: settings(inputs, non_convergence),
         channels: 1,
         round_trip: Duration::ZERO,
         fixed_downtime: inputs.fixed.downtime(),
     };
+    // Whoever waits for the policy to give up waits longer.
+    let patience = if non_convergence == NonConvergence::Postcopy { PATIENCE_OF_POLICY } else { PATIENCE };
     let mut policy = Policy::new(begun, model.snapshot());
     let mut outputs = VecDeque::new();
     for _ in 0..STEPS {
-        if model.run.rounds >= CAP || model.standing >= PATIENCE {
+        if model.run.rounds >= CAP || model.standing >= patience || is_enough(&model) {
             break;
         }
         let input = match outputs.pop_front() {
@@ -139,24 +190,23 @@ pub fn run(inputs: &Inputs, luck: Luck) -> Run {
                 model.publish();
                 continue;
             }
-            Some(Output::RequestSwitchover) => return model.stop(),
+            Some(Output::RequestSwitchover) => return End::Requested(model),
+            Some(Output::GiveUp(_)) => break,
             // The model's guest is never throttled.
-            Some(Output::Throttle(_) | Output::LimitDirtyRate(_) | Output::Warn(_) | Output::GiveUp(_)) => {
-                continue;
-            }
+            Some(Output::Throttle(_) | Output::LimitDirtyRate(_) | Output::Warn(_)) => continue,
         };
         outputs.extend(policy.handle(input));
     }
-    model.run.downtime = model.run.least_downtime;
-    model.run
+    End::StandsStill(model)
 }
 
 /// The engine's settings: `max-bandwidth` is already part of the modelled bandwidth, and nothing throttles the guest.
-fn settings(inputs: &Inputs) -> Settings {
+fn settings(inputs: &Inputs, non_convergence: NonConvergence) -> Settings {
     let params = Parameters {
         max_bandwidth_bytes: 0,
         avail_switchover_bandwidth_bytes: inputs.avail_switchover_bandwidth_bytes.unwrap_or(0),
         downtime_limit: inputs.downtime_limit,
+        non_convergence,
         ..Parameters::default()
     };
     Settings::new(&params, &Capabilities::default())
@@ -360,6 +410,44 @@ impl<'a> Model<'a> {
             ends: began + sending(bytes, self.rate),
             published: self.now,
         };
+    }
+
+    /// The guest goes on at the destination: what is dirty, and what the round has not sent, is missing there.
+    fn switch(mut self) -> Switch {
+        let before = self.next.iter().sum::<f64>();
+        // The last sync, which finds what was written since the one before.
+        self.now += self.inputs.sync.as_secs_f64();
+        let found = self.dirty_now();
+        if found.iter().sum::<f64>() >= before {
+            self.next = found;
+        }
+        let ram_pages = self.inputs.ram_bytes as f64 / PAGE_BYTES;
+        let unsent = 1.0 - self.part_sent();
+        let of_round = self.round.bytes * unsent / PAGE_BYTES;
+        let mut unwritten_pages = of_round;
+        let mut missing = Vec::new();
+        for (index, class) in self.classes.iter().enumerate() {
+            let in_round = match &self.round.sent {
+                Some(sent) => sent[index] * unsent,
+                // The first round has all of RAM.
+                None if ram_pages > 0.0 => of_round * (class.pages / ram_pages).min(1.0),
+                None => 0.0,
+            };
+            unwritten_pages -= in_round;
+            missing.push((*class, (self.next[index] + in_round).min(class.pages)));
+        }
+        let rate = match self.inputs.postcopy.limit_bytes {
+            Some(limit) if limit > 0 => self.switchover_rate.min(limit as f64),
+            _ => self.switchover_rate,
+        };
+        let at = self.inputs.fixed.setup.as_secs_f64() + self.now;
+        Switch {
+            at,
+            missing,
+            unwritten_pages: unwritten_pages.max(0.0),
+            rate,
+            link_rate: self.switchover_rate,
+        }
     }
 
     fn close_round(&mut self, dirtied_bytes: f64) {

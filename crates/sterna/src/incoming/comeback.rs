@@ -109,6 +109,8 @@ pub(super) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break
             if !shared.lobby.announce(hello.session) {
                 return Err(refuse("has an old number"));
             }
+            // If it does not learn that, it says so again, and is refused.
+            let _ = answer(channel, &hello, &secret, &ReconnectAnswer::Over);
             shared.comes_no_more(Fed::SourceGaveUp);
             Ok(())
         }

@@ -47,6 +47,9 @@ pub(crate) enum DialError {
     Failed(MigrationError),
 }
 
+/// Between two farewells.
+const AGAIN: Duration = Duration::from_millis(50);
+
 impl<E: Into<MigrationError>> From<E> for DialError {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
@@ -114,14 +117,21 @@ impl Dialling<'_> {
     }
 }
 
-/// Tells the destination, if it can be reached at once, that the source does not come back.
+/// Tells the destination that the source does not come back, again and again until it says that it knows or the limit is over:
+/// what could be written may not have come.
 pub(crate) fn give_up(dialling: &Dialling<'_>) {
     let until = Instant::now() + dialling.limit;
-    match dialling.open(ReconnectChannel::GivesUp, until, Arc::new) {
-        Ok((channel, _)) => {
-            // What was written still goes out.
-            let _ = channel.finish_writing();
+    loop {
+        let opened = dialling.open(ReconnectChannel::GivesUp, until, Arc::new);
+        let error = match opened.and_then(|(channel, hello)| dialling.answer(&channel, &hello)) {
+            Err(DialError::Over) => return,
+            Err(DialError::Failed(error)) => Some(error),
+            Ok(_) => None,
+        };
+        if Instant::now() + AGAIN >= until {
+            tracing::debug!(?error, "the destination does not learn that this side gives up");
+            return;
         }
-        Err(error) => tracing::debug!(?error, "the destination does not learn that this side gives up"),
+        std::thread::sleep(AGAIN);
     }
 }

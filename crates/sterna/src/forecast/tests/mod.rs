@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr, reason = "says its seed, and how far it was off")]
 
 mod guests;
+mod postcopy;
 mod properties;
 mod published;
 
@@ -28,6 +29,7 @@ fn steady(rate: u64) -> Inputs {
         sync: ms(10),
         downtime_limit: ms(300),
         fixed: Fixed::default(),
+        postcopy: PostcopyInputs::default(),
         uncertainty: UNCERTAINTY,
     }
 }
@@ -92,7 +94,7 @@ fn forecast_above_the_bandwidth_does_not_converge_and_every_advice_works() {
                 assert!(worse(&inputs, 1.0 - f64::from(percent) / 100.0));
                 assert!(!worse(&inputs, 1.0 - f64::from(percent - 1) / 100.0), "it is the mildest");
             }
-            Advice::MoreChannels | Advice::PostcopyLater => {}
+            Advice::MoreChannels | Advice::Postcopy => {}
         }
     }
     assert_eq!(kinds, 4, "{:?}", forecast.advice);

@@ -49,6 +49,7 @@ impl Dice {
             sync: Duration::from_secs_f64(self.between(1e-6, 0.2)),
             downtime_limit: Duration::from_secs_f64(self.between(1e-3, 3.0)),
             fixed: Fixed { devices: Duration::from_secs_f64(self.between(1e-6, 0.05)), ..Fixed::default() },
+            postcopy: PostcopyInputs::default(),
             uncertainty: self.next() * 0.5,
         }
     }

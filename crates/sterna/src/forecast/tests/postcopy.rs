@@ -1,0 +1,99 @@
+//! What postcopy would do, against bounds that hold whatever the guest writes, and against a guest played out page by page.
+
+use super::super::simulate;
+use super::*;
+
+#[test]
+fn postcopy_is_proposed_where_precopy_cannot_end_and_never_where_it_is_excluded() {
+    let inputs = steady(12 * GB);
+
+    let forecast = Forecast::new(&inputs);
+
+    assert_eq!(forecast.advice.last(), Some(&Advice::Postcopy));
+    let postcopy = forecast.postcopy.unwrap();
+    assert_eq!(postcopy.switch, SwitchReason::NotConverging);
+    let excluded = PostcopyInputs { excluded: Some("it is a file".into()), ..PostcopyInputs::default() };
+    let without = Forecast::new(&Inputs { postcopy: excluded, ..inputs });
+    assert!(without.postcopy.is_none() && !without.advice.contains(&Advice::Postcopy));
+    assert_eq!(without.advice.len() + 1, forecast.advice.len());
+}
+
+#[test]
+fn postcopy_sends_what_is_missing_once_at_the_links_rate_or_its_limit() {
+    for dirty in [0, GB, 12 * GB, 100 * GB] {
+        for limit_bytes in [None, Some(0), Some(GB)] {
+            let postcopy = PostcopyInputs { limit_bytes, ..PostcopyInputs::default() };
+            let inputs = Inputs { postcopy, uncertainty: 0.0, ..steady(dirty) };
+            let postcopy = Forecast::new(&inputs).postcopy.unwrap();
+            let rate = if limit_bytes == Some(GB) { 1e9 } else { 10e9 };
+            let missing = postcopy.missing_bytes.expected.unwrap();
+            let degraded = postcopy.degraded_time.expected.unwrap();
+            assert!((degraded - missing / rate).abs() < 1e-6, "{postcopy:?}");
+            assert!(missing <= (64u64 << 30) as f64 * 1.000_001, "{postcopy:?}");
+            assert!(postcopy.faults.high.unwrap() <= postcopy.most_faults, "{postcopy:?}");
+            assert!(postcopy.faults.low.unwrap() >= 0.0, "{postcopy:?}");
+            // The pause does not depend on how fast the guest writes: a sync, sockets, and one range for one walk.
+            assert!(postcopy.downtime.expected.unwrap() < 0.011, "{postcopy:?}");
+        }
+    }
+}
+
+/// A guest that writes by chance over a part of RAM, and a background in address order: which of its pages it waits for.
+#[test]
+fn faults_meet_those_of_a_guest_that_is_played_out() {
+    const PAGES: usize = 20_000;
+    let pages_per_second = 10_000.0;
+    for writes_per_second in [20_000.0, 40_000.0, 100_000.0] {
+        let class = Class { pages: PAGES as f64, writes_per_second, order: Order::Random };
+        let inputs = Inputs {
+            ram_bytes: PAGES as u64 * 4096,
+            first_round_bytes: PAGES as u64 * 4096,
+            bandwidth_bytes: (pages_per_second * 4096.0) as u64,
+            dirty: DirtyModel::WorkingSet(vec![class]),
+            sync: ms(1),
+            downtime_limit: ms(1),
+            uncertainty: 0.0,
+            ..steady(0)
+        };
+        let postcopy = Forecast::new(&inputs).postcopy.unwrap();
+        let missing = (postcopy.missing_bytes.expected.unwrap() / 4096.0) as usize;
+        assert!(missing > 0 && missing <= PAGES, "{postcopy:?}");
+
+        let mut dice = fastrand::Rng::with_seed(17);
+        let mut is_missing: Vec<bool> = (0..PAGES).map(|page| page < missing).collect();
+        dice.shuffle(&mut is_missing);
+        let (mut faults, mut owed, mut sent) = (0u32, 0.0, 0usize);
+        for page in 0..PAGES {
+            // One that the guest waited for has come in its place in time, too.
+            if !std::mem::take(&mut is_missing[page]) {
+                continue;
+            }
+            sent += 1;
+            owed += writes_per_second / pages_per_second;
+            while owed >= 1.0 {
+                owed -= 1.0;
+                let written = dice.usize(..PAGES);
+                if std::mem::take(&mut is_missing[written]) {
+                    faults += 1;
+                }
+            }
+        }
+        assert!(sent <= missing);
+        let expected = postcopy.faults.expected.unwrap();
+        // Pages that were waited for take no time here of the background, so it ends sooner and there are fewer faults.
+        assert!(f64::from(faults) <= expected * 1.1, "{faults} for {expected} of {missing}");
+        assert!(f64::from(faults) >= expected * 0.4, "{faults} for {expected} of {missing}");
+    }
+}
+
+#[test]
+fn postcopy_of_a_guest_that_converges_is_looked_at_after_the_first_round() {
+    let inputs = Inputs { first_round_bytes: 20 * GB, ..steady(GB) };
+
+    let postcopy = Forecast::new(&inputs).postcopy.unwrap();
+
+    assert_eq!(postcopy.switch, SwitchReason::AfterFirstRound);
+    let first = simulate::run(&inputs, Luck::EXPECTED).curve[0];
+    assert!(postcopy.switch_at.expected.unwrap() >= first.took * 0.99, "{postcopy:?} {first:?}");
+    assert!(postcopy.missing_bytes.expected.unwrap() < 4e9, "{postcopy:?}");
+}
