@@ -1,8 +1,10 @@
 //! Rules for sources that no lint knows: where unsafe may stand, what may not do I/O, how long a file is.
 
+mod combinations;
 mod unsafety;
 mod untested;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::parts::Outcome;
@@ -50,8 +52,11 @@ pub fn check() -> Result<Outcome> {
     {
         rust_files(&root().join(directory), &mut files)?;
     }
+    let mut names = HashSet::new();
     for file in &files {
         let text = read(file)?;
+        names.extend(file.file_stem().map(|name| name.to_string_lossy().into_owned()));
+        names.extend(functions(&text));
         let name = file.strip_prefix(root()).unwrap_or(file).display().to_string();
         let lines = text.lines().count();
         if lines > MOST_LINES {
@@ -67,8 +72,16 @@ pub fn check() -> Result<Outcome> {
     }
     wrong.extend(unsafety::wrong(&unsafety)?);
     wrong.extend(untested::wrong()?);
+    let document = read(&root().join("docs/combinations.md"))?;
+    wrong.extend(combinations::wrong(&document, |name| names.contains(name)));
     println!("{} files of Rust, {} of them with unsafe outside of tests", files.len(), unsafety.files());
     if wrong.is_empty() { Ok(Outcome::Passed) } else { Err(wrong.join("; ")) }
+}
+
+/// Names of functions.
+fn functions(text: &str) -> impl Iterator<Item = String> {
+    let named = text.lines().filter_map(|line| line.split_once("fn ")?.1.split(['(', '<']).next());
+    named.map(str::to_owned)
 }
 
 /// Lines of code before the tests that use a word of [`IMPURE`].

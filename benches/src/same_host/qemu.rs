@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sterna_benches::Failure;
 use sterna_benches::peer::Peer;
-use sterna_interop::{Accelerator, Builder, Qemu, Root};
+use sterna_interop::{Accelerator, Builder, Qemu, Root, is_listening};
 
 use crate::{Move, begin, end};
 
@@ -38,7 +38,7 @@ pub(crate) fn once(root: &Root, bytes: u64, sector: &Path) -> Result<Move, Failu
     let starts = thread::spawn(move || Peer::start("the new QEMU", command, there));
     let waits = place.path().join("cpr");
     let since = Instant::now();
-    while !waits.exists() {
+    while !is_listening(&waits) {
         if since.elapsed() > START || starts.is_finished() {
             return Err(match starts.is_finished().then(|| starts.join()) {
                 Some(Ok(Err(why))) => why,

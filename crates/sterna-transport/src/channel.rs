@@ -1,10 +1,12 @@
 //! One connection: a socket, or a stream of bytes over something else.
 
+mod delivery;
 mod descriptors;
 mod medium;
 mod piece;
 mod silence;
 
+pub use delivery::Delivery;
 pub use descriptors::PeerCredentials;
 pub use piece::Piece;
 
@@ -52,6 +54,8 @@ pub struct Channel {
     tls: OnceLock<tls::Session>,
     /// Held by whose turn it is to write.
     turn: Mutex<()>,
+    /// Of the connection's own handshake, before anything queued; of TCP only.
+    first_round_trip: Option<Duration>,
 }
 
 impl Channel {
@@ -187,6 +191,7 @@ impl Channel {
     }
 
     fn of(medium: Medium, peer: String) -> Channel {
+        let first_round_trip = medium.socket().and_then(socket::delivery).map(|delivery| delivery.round_trip);
         Channel {
             medium,
             peer,
@@ -200,6 +205,7 @@ impl Channel {
             has_peeked: AtomicBool::new(false),
             tls: OnceLock::new(),
             turn: Mutex::new(()),
+            first_round_trip,
         }
     }
 

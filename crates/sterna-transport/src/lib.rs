@@ -33,7 +33,7 @@ mod tls;
 
 pub use address::Address;
 pub use cancel::CancelFlag;
-pub use channel::{Channel, PeerCredentials, Piece};
+pub use channel::{Channel, Delivery, PeerCredentials, Piece};
 pub use connect::resolve;
 pub use error::{Direction, TransportError};
 pub use file::{

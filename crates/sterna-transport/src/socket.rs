@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, sockopt};
 
+use crate::channel::Delivery;
 use crate::parts::{Part, Remaining, Vectors};
 
 /// Receives into as much of `left` as one call takes. `whole`: the kernel goes on waiting until all is
@@ -48,14 +49,70 @@ fn header(vectors: &mut Vectors) -> libc::msghdr {
 /// those on their way, which wait for an acknowledgement only. A Unix socket knows but what its buffers cost the
 /// kernel until the peer has read them: the bytes and the buffers' own overhead.
 pub(crate) fn queued(socket: BorrowedFd<'_>) -> u64 {
-    let ask = |request| {
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: both requests write one int, which lives through the call.
-        let failed = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
-        if failed == 0 { u64::try_from(bytes).ok() } else { None }
-    };
     // TIOCOUTQ counts what is on its way too: in a long network a round trip's worth, which delays nothing.
-    ask(libc::SIOCOUTQNSD).or_else(|| ask(libc::TIOCOUTQ)).unwrap_or(0)
+    count(socket, libc::SIOCOUTQNSD).unwrap_or_else(|| outstanding(socket))
+}
+
+/// Bytes that wait in the socket or are on their way; 0 where the kernel does not say.
+pub(crate) fn outstanding(socket: BorrowedFd<'_>) -> u64 {
+    count(socket, libc::TIOCOUTQ).unwrap_or(0)
+}
+
+/// Asks for one of those two counts.
+fn count(socket: BorrowedFd<'_>, request: libc::c_ulong) -> Option<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: both requests write one int, which lives through the call.
+    let failed = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
+    if failed == 0 { u64::try_from(bytes).ok() } else { None }
+}
+
+/// How a TCP connection's bytes are delivered: four members of the kernel's `struct tcp_info`, which only ever grows at its
+/// end. The C library's own form of it ends before three of them.
+pub(crate) fn delivery(socket: BorrowedFd<'_>) -> Option<Delivery> {
+    const ROUND_TRIP: usize = 68;
+    const ACKNOWLEDGED: usize = 120;
+    const LEAST_ROUND_TRIP: usize = 148;
+    const BUSY: usize = 168;
+    let mut info = [0_u8; 256];
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `info` and the new length to `length`; both live through the call.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    // A Unix socket refuses, and an old kernel knows less.
+    if failed != 0 || (length as usize) < BUSY + 8 {
+        return None;
+    }
+    let short = |at: usize| info[at..at + 4].try_into().map(u32::from_ne_bytes).ok();
+    let long = |at: usize| info[at..at + 8].try_into().map(u64::from_ne_bytes).ok();
+    Some(Delivery {
+        round_trip: Duration::from_micros(short(ROUND_TRIP)?.into()),
+        least_round_trip: Duration::from_micros(short(LEAST_ROUND_TRIP)?.into()),
+        acknowledged_bytes: long(ACKNOWLEDGED)?,
+        busy: Duration::from_micros(long(BUSY)?),
+    })
+}
+
+/// Lets the kernel send at most so many bytes a second. It paces by itself where the device's queue does not.
+pub(crate) fn pace(socket: BorrowedFd<'_>, bytes_per_second: u64) {
+    let length = size_of_val(&bytes_per_second) as libc::socklen_t;
+    // SAFETY: the option is a 64-bit number, which lives through the call. A Unix socket takes it without effect, and a
+    // kernel that does not know it refuses: the sender is not held back then.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const bytes_per_second).cast(),
+            length,
+        );
+    }
 }
 
 /// Whether a write to a peer that is gone is an error in this process, and no signal, even where the call cannot ask for it.

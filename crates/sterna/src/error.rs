@@ -7,6 +7,7 @@ use sterna_ram::{DirtyError, GuestRam, PoisonedPage, RamError, RamFault};
 use sterna_transport::rdma::RdmaError;
 use sterna_transport::{StreamError, TlsFault, TransportError};
 use sterna_wire::WireError;
+use sterna_wire::extension;
 use sterna_wire::replica::SummaryDifference;
 
 use crate::order::RearmError;
@@ -43,7 +44,7 @@ pub enum MigrationError {
         what: String,
     },
     /// The destination says that it failed.
-    #[error("the destination reported a failure (SHUT {0}); see its log")]
+    #[error("{}", destination_failed(*.0))]
     DestinationFailed(u32),
     /// The peer did not do in time what it had to.
     #[error("waited {after:?} for {what}; is the peer alive, and is the network between?")]
@@ -310,6 +311,19 @@ impl From<RamFault> for MigrationError {
     /// Which page it is, is found when the error is noted.
     fn from(fault: RamFault) -> Self {
         Self::failed_memory(Some(fault.address))
+    }
+}
+
+/// What SHUT with this value says.
+fn destination_failed(code: u32) -> String {
+    match code {
+        extension::SHUT_PAUSED => "an operator paused it at the destination (migrate-pause)".to_owned(),
+        extension::SHUT_PAGE_FAILED => {
+            "the destination could not place a page of the guest, for the second time (SHUT 3): its log names the page and the \
+             reason; mend that first"
+                .to_owned()
+        }
+        code => format!("the destination reported a failure (SHUT {code}); see its log"),
     }
 }
 

@@ -11,6 +11,7 @@ use super::guest::network::{GUEST_ADDRESS, LAB_ADDRESS};
 use super::guest::share::TAG;
 use super::network::{BRIDGE, GUEST_MAC, up};
 use super::said;
+use crate::is_listening;
 use crate::scenarios::{Failure, ensure};
 
 /// The directory that guests see.
@@ -81,7 +82,7 @@ impl BackEnd {
         let child = spawn(&mut command, directory.path())?;
         let mut started = Self { child, directory, kind };
         let begin = Instant::now();
-        while !listens(&socket)? {
+        while !is_listening(&socket) {
             let has_ended = started.child.try_wait().map_err(said)?.is_some();
             ensure(!has_ended && begin.elapsed() < PATIENCE, || {
                 let log = std::fs::read_to_string(started.directory.path().join("log")).unwrap_or_default();
@@ -109,17 +110,6 @@ impl Drop for BackEnd {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// To connect would use up the only connection that some of them take.
-fn listens(socket: &Path) -> Result<bool, Failure> {
-    const ACCEPTS: &str = "00010000";
-    let sockets = std::fs::read_to_string("/proc/net/unix").map_err(said)?;
-    let path = socket.display().to_string();
-    Ok(sockets.lines().any(|line| {
-        let mut words = line.split_whitespace();
-        words.nth(3) == Some(ACCEPTS) && words.last() == Some(&path)
-    }))
 }
 
 /// Starts it; what it says stands in a log there.

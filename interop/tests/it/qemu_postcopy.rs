@@ -228,6 +228,47 @@ fn connection_that_breaks_is_replaced_and_no_page_is_lost() -> Result<(), Failur
     Ok(())
 }
 
+fn status(qemu: &mut Qemu) -> Result<String, Failure> {
+    let told = qemu.execute("query-migrate", Value::Null)?;
+    Ok(told["status"].as_str().unwrap_or_default().to_owned())
+}
+
+/// QEMU's own way to break the connection: it is refused outside of postcopy, and what did not come follows after it.
+#[test]
+fn qemu_that_pauses_its_postcopy_is_served_on() -> Result<(), Failure> {
+    let test = "qemu_that_pauses_its_postcopy_is_served_on";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let (builder, _source, image) = still(&root, 64)?;
+    for preempt in [false, true] {
+        let capabilities: &[&str] = if preempt { &["postcopy-preempt"] } else { &[] };
+        let (mut target, address) = waiting(&builder, capabilities)?;
+        let early = target.execute("migrate-pause", Value::Null).err().unwrap_or_default();
+        // Sterna's monitor says so, too.
+        assert!(early.contains("only supported during postcopy"), "{early}");
+        let way = Cut::new(&target.directory().join("way"), &address, 12 << 20, true)
+            .map_err(|error| error.to_string())?;
+        let mut arguments = vec![way.address()];
+        arguments.extend(preempt.then_some("--preempt"));
+
+        let serving = serve(&image, &arguments)?;
+        way.wait();
+        assert_eq!(status(&mut target)?, "postcopy-active");
+        target.execute("migrate-pause", Value::Null)?;
+        let begin = Instant::now();
+        while status(&mut target)? == "postcopy-active" && begin.elapsed() < NOTICED {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        way.allow(u64::MAX);
+        let report = report(serving)?;
+
+        let guest = &report["guests"][0];
+        assert_eq!(guest["completed"], true, "{report}");
+        assert!(guest["recoveries"].as_u64() >= Some(1), "{report}");
+        has_every_page_of(&mut target, &image)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn guest_that_runs_survives_the_death_of_its_server_and_is_served_by_another() -> Result<(), Failure> {
     let test = "guest_that_runs_survives_the_death_of_its_server_and_is_served_by_another";

@@ -1,4 +1,4 @@
-//! Postcopy of two VMs: waits, a source that dies, a connection that breaks and is recovered by command, and what a plan says of it.
+//! Postcopy of two VMs: a side that dies, a pause, a connection that breaks and is recovered by command, and what a plan says of it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -34,6 +34,8 @@ fn client(socket: &str) -> Client {
 /// Two VMs, and their monitors.
 struct Pair {
     _directory: tempfile::TempDir,
+    /// Where the destination listens.
+    uri: String,
     source: Child,
     destination: Child,
     here: Client,
@@ -57,8 +59,12 @@ impl Pair {
         let source = run(machine, &[], &socket("a"));
         let destination = run(machine, &["--incoming=defer"], &socket("b"));
         let (here, there) = (client(&socket("a")), client(&socket("b")));
-        let mut pair = Self { _directory: directory, source, destination, here, there };
-        let on: Value = capabilities.iter().map(|name| json!({"capability": name, "state": true})).collect();
+        let mut pair = Self { _directory: directory, uri: String::new(), source, destination, here, there };
+        let on: Value = capabilities
+            .iter()
+            .chain([&"events"])
+            .map(|name| json!({"capability": name, "state": true}))
+            .collect();
         let on = json!({ "capabilities": on });
         pair.there.execute("migrate-set-capabilities", on.clone()).ok()?;
         pair.there.execute("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"})).unwrap();
@@ -67,6 +73,7 @@ impl Pair {
         pair.here.execute("migrate-set-capabilities", on).unwrap();
         pair.here.execute("migrate-set-parameters", parameters).unwrap();
         pair.here.execute("migrate", json!({"uri": uri})).unwrap();
+        pair.uri = uri;
         pair.here.execute("migrate-start-postcopy", json!({})).unwrap();
         Some(pair)
     }
@@ -74,6 +81,17 @@ impl Pair {
 
 fn status(client: &mut Client) -> String {
     client.execute("query-migrate", json!({})).unwrap()["status"].as_str().unwrap().to_owned()
+}
+
+/// The warning with this word.
+fn warning(client: &mut Client, word: &str) -> String {
+    loop {
+        let event = client.next_event(Duration::from_secs(60)).unwrap().expect("it never warned");
+        let said = event.data["warning"].as_str().filter(|said| said.contains(word));
+        if let Some(said) = said {
+            return said.to_owned();
+        }
+    }
 }
 
 #[test]
@@ -109,13 +127,70 @@ fn guest_whose_source_dies_in_postcopy_waits_and_its_vm_answers_and_can_be_ended
         pair.source.kill().unwrap();
         pair.source.wait().unwrap();
 
+        eventually("the pause", || (status(&mut pair.there) == "postcopy-paused").then_some(()));
+        let said = warning(&mut pair.there, "the connection to the source broke");
+        assert!(said.contains("are only there") && said.contains("Keep both processes"), "{said}");
         let there = &mut pair.there;
-        eventually("the pause", || (status(there) == "postcopy-paused").then_some(()));
         assert!(there.execute("stop", json!({})).is_err(), "it would wait with the guest");
         assert!(there.execute("migrate_cancel", json!({})).is_err());
         there.execute("quit", json!({})).unwrap();
         let end = eventually("its end", || pair.destination.try_wait().unwrap());
         assert_eq!(end.code(), Some(1), "the guest is lost");
+    }
+}
+
+/// What the destination had, and the guest wrote there, is lost. The source has the guest's past, and never runs it.
+#[test]
+fn guest_whose_destination_dies_in_postcopy_is_lost_and_its_source_never_runs_it() {
+    for machine in ["process", "kvm"] {
+        if machine == "kvm" && !std::path::Path::new("/dev/kvm").exists() {
+            continue;
+        }
+        let slowly = json!({
+            "max-bandwidth": 10_000_000, "max-postcopy-bandwidth": 100_000, "x-sterna-reconnect-window": 60_000,
+        });
+        let Some(mut pair) = Pair::in_postcopy(machine, &["postcopy-ram"], slowly) else { return };
+        eventually("postcopy", || (status(&mut pair.here) == "postcopy-active").then_some(()));
+
+        pair.destination.kill().unwrap();
+        pair.destination.wait().unwrap();
+
+        // It tries to connect again meanwhile.
+        let lost = ["postcopy-paused", "postcopy-recover"];
+        eventually("the pause", || lost.contains(&status(&mut pair.here).as_str()).then_some(()));
+        let said = warning(&mut pair.here, "postcopy-paused: ");
+        assert!(said.contains("it alone has them") && said.contains("does not run here any more"), "{said}");
+        assert!(pair.here.execute("cont", json!({})).is_err(), "it has run elsewhere");
+        assert!(pair.here.execute("migrate_cancel", json!({})).is_err());
+        assert!(pair.here.execute("x-sterna-decide", json!({"guest": "source"})).is_err());
+        let runs = pair.here.execute("query-status", json!({})).unwrap();
+        assert_eq!(runs["running"], false, "{runs}");
+        pair.here.execute("x-sterna-decide", json!({"guest": "destination"})).unwrap();
+        eventually("the end", || (status(&mut pair.here) == "completed").then_some(()));
+        assert!(pair.here.execute("cont", json!({})).is_err(), "its memory is given up");
+    }
+}
+
+#[test]
+fn postcopy_that_is_paused_on_either_side_goes_on_when_it_is_resumed() {
+    for at_the_source in [true, false] {
+        let slowly = json!({
+            "max-bandwidth": 10_000_000, "max-postcopy-bandwidth": 100_000, "x-sterna-reconnect-window": 60_000,
+        });
+        let Some(mut pair) = Pair::in_postcopy("process", &["postcopy-ram"], slowly) else { return };
+        for client in [&mut pair.here, &mut pair.there] {
+            eventually("postcopy", || (status(client) == "postcopy-active").then_some(()));
+        }
+        let client = if at_the_source { &mut pair.here } else { &mut pair.there };
+        client.execute("migrate-pause", json!({})).unwrap();
+        for client in [&mut pair.here, &mut pair.there] {
+            eventually("the pause", || (status(client) == "postcopy-paused").then_some(()));
+        }
+        pair.here.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
+        pair.here.execute("migrate", json!({"uri": pair.uri, "resume": true})).unwrap();
+        for client in [&mut pair.here, &mut pair.there] {
+            eventually("the end", || (status(client) == "completed").then_some(()));
+        }
     }
 }
 
@@ -167,7 +242,7 @@ fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
     let source = run("process", &[], &socket("a"));
     let destination = run("process", &["--incoming=defer"], &socket("b"));
     let (here, there) = (client(&socket("a")), client(&socket("b")));
-    let mut pair = Pair { _directory: directory, source, destination, here, there };
+    let mut pair = Pair { _directory: directory, source, destination, here, there, uri: String::new() };
     let on: Value = ["postcopy-ram", "postcopy-preempt"]
         .iter()
         .map(|name| json!({"capability": name, "state": true}))
@@ -207,7 +282,8 @@ fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
         .args(["recover", &a, &format!("tcp:127.0.0.1:{port}")])
         .output()
         .unwrap();
-    assert!(recovered.status.success(), "{recovered:?}");
+    let theirs = pair.there.execute("query-migrate", json!({})).unwrap();
+    assert!(recovered.status.success(), "{recovered:?}; the destination says {theirs}");
     let ended = migrate.wait_with_output().unwrap();
     from.read_to_end(&mut told).unwrap();
     let (told, shown) = (String::from_utf8_lossy(&told), String::from_utf8_lossy(&ended.stdout));

@@ -70,7 +70,8 @@ impl Destination {
             }
             (S::Postcopy, E::PagesComplete) => self.has_all(now),
             // The source knows better than this side that these channels are lost.
-            (S::Postcopy | S::PostcopyRecover, E::Superseded) => self.pause(now),
+            (S::Postcopy | S::PostcopyRecover, E::Superseded | E::PauseRequested) => self.pause(now),
+            (state, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
             (S::PostcopyPaused, E::ChannelsClosed) => {
                 self.postcopy.is_closed = true;
                 IGNORE

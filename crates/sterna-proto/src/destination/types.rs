@@ -115,6 +115,8 @@ pub enum Event {
     /// In postcopy: the source connects again, so it has given the channels up
     /// that are here.
     Superseded,
+    /// The operator wants a postcopy to stand still (QMP `migrate-pause`).
+    PauseRequested,
     /// [`Action::KeepWaiting`] ended: nothing of these channels is fed any
     /// more.
     ChannelsClosed,
@@ -302,6 +304,15 @@ pub enum Refusal {
         state.qemu_status()
     )]
     NotPostcopyPaused {
+        /// Where the destination stands.
+        state: State,
+    },
+    /// A pause when there is nothing to pause.
+    #[error(
+        "migrate-pause works only in postcopy-active and postcopy-recover, the state is {}",
+        state.qemu_status()
+    )]
+    NotPostcopyActive {
         /// Where the destination stands.
         state: State,
     },

@@ -63,6 +63,15 @@ impl Source {
                 self.paused(now, Cause::DestinationFailed(code))
             }
             (S::Postcopy | S::PostcopyRecover, E::LocalFailure) => self.paused(now, Cause::LocalFailure),
+            (S::Postcopy | S::PostcopyRecover, E::PauseRequested) => self.paused(now, Cause::OperatorPaused),
+            // Until an operator says otherwise this side connects no more by itself.
+            (S::PostcopyPaused, E::PauseRequested) if self.ledger.recover_until.take().is_some() => {
+                Ok(vec![A::ReportPaused(Cause::OperatorPaused)])
+            }
+            // The destination's last word on a connection that was noticed to be lost before.
+            (S::PostcopyPaused, E::Shut(code)) if code != 0 && self.ledger.recover_until.take().is_some() => {
+                Ok(vec![A::ReportPaused(Cause::DestinationFailed(code))])
+            }
             (state @ S::PostcopyRecover, E::Tick) if self.is_due(now) => {
                 self.paused(now, Cause::TimedOut(state))
             }
@@ -142,8 +151,8 @@ impl Source {
             let window = self.config.limits.reconnect;
             let may = cause == Cause::ConnectionLost && self.peer.sterna && !window.is_zero();
             self.ledger.recover_until = if may { after(now, window) } else { None };
-        } else if matches!(cause, Cause::PeerMisbehaved | Cause::LocalFailure) {
-            // It would end so every time.
+        } else if !matches!(cause, Cause::ConnectionLost | Cause::TimedOut(_)) {
+            // It would end so every time, or is not wanted.
             self.ledger.recover_until = None;
         }
         self.enter(now, S::PostcopyPaused);

@@ -60,6 +60,7 @@ impl Source {
             (S::Seeding, E::EofFailed) => self.fail(now, Cause::Eof),
             (S::Seeding, E::Shut(0)) => self.protected(now),
             (state @ S::Protected, E::ResumeRequested) => Err(Refusal::NotPostcopyPaused { state }),
+            (state @ S::Protected, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
             (S::Protected, event) => self.in_protection(now, event),
 
             // Switchover acknowledgements: one more than due is a lie (spec §5.3).
@@ -132,6 +133,7 @@ impl Source {
             (state, E::OperatorContinue) => Err(Refusal::NotPreSwitchover { state }),
             (state, E::OperatorDecides(_)) => Err(Refusal::NotUndecided { state }),
             (state, E::ResumeRequested) => Err(Refusal::NotPostcopyPaused { state }),
+            (state, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
             (state, E::OperatorRetry) => Err(Refusal::NotHeld { state }),
 
             // Too early, or too late to matter: after the commit only facts

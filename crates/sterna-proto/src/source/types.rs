@@ -253,6 +253,8 @@ pub enum Event {
     /// The operator wants a paused postcopy to go on (QMP `migrate` with
     /// `resume`).
     ResumeRequested,
+    /// The operator wants a postcopy to stand still (QMP `migrate-pause`).
+    PauseRequested,
     /// In a recovery: the destination goes on.
     ResumeAcknowledged,
     /// SHUT was read.
@@ -388,6 +390,8 @@ pub enum Cause {
     DestinationNever,
     /// The operator decided that the source runs the guest.
     OperatorDecided,
+    /// [`Event::PauseRequested`].
+    OperatorPaused,
     /// The wait in this state was over its limit.
     TimedOut(State),
 }
@@ -499,6 +503,15 @@ pub enum Refusal {
         state.qemu_status()
     )]
     NotPostcopyPaused {
+        /// Where the source stands.
+        state: State,
+    },
+    /// A pause when there is nothing to pause.
+    #[error(
+        "migrate-pause works only in postcopy-active and postcopy-recover, the state is {}",
+        state.qemu_status()
+    )]
+    NotPostcopyActive {
         /// Where the source stands.
         state: State,
     },

@@ -204,7 +204,13 @@ fn destination_of_a_qemu_loads_and_runs_at_run() {
 }
 
 /// What a paused source was told, and what it asks for then.
-fn paused_source(config: sterna_proto::Limits) -> Source {
+fn paused_source(limits: sterna_proto::Limits) -> Source {
+    let mut machine = source_in_postcopy(limits);
+    machine.handle(NOW, src::Event::ConnectionLost).expect("not refused");
+    machine
+}
+
+fn source_in_postcopy(config: sterna_proto::Limits) -> Source {
     use src::Event as E;
     let config = src::Config { return_path: true, postcopy: true, limits: config, ..Default::default() };
     let mut machine = Source::new(config, NOW);
@@ -219,7 +225,6 @@ fn paused_source(config: sterna_proto::Limits) -> Source {
         E::EofSent,
         E::DestinationStarted,
         E::PagesSent,
-        E::ConnectionLost,
     ] {
         machine.handle(NOW, event).expect("not refused");
     }
@@ -297,6 +302,59 @@ fn source_connects_again_by_itself_within_its_window_and_then_waits_for_an_opera
     tell(10, E::ChannelsClosed);
     tell(10, E::AskFailed);
     assert_eq!(tell(12, E::Tick), [A::AskAgain]);
+}
+
+#[test]
+fn source_that_was_paused_on_purpose_connects_again_only_when_it_is_told_to() {
+    use src::{Action as A, Cause, Event as E, State as S};
+    let by_operator = A::ReportPaused(Cause::OperatorPaused);
+    let by_destination = A::ReportPaused(Cause::DestinationFailed(2));
+    // An operator's word in postcopy, in an attempt, and between two; the destination's before and after the loss is seen.
+    let lost = [E::ConnectionLost];
+    let in_attempt = [E::ConnectionLost, E::ChannelsClosed, E::ResumeRequested];
+    for (before, word, said) in [
+        (&[][..], E::PauseRequested, by_operator),
+        (&in_attempt[..], E::PauseRequested, by_operator),
+        (&lost[..], E::PauseRequested, by_operator),
+        (&[][..], E::Shut(2), by_destination),
+        (&in_attempt[..], E::Shut(2), by_destination),
+        (&lost[..], E::Shut(2), by_destination),
+    ] {
+        let limits = sterna_proto::Limits { reconnect: Duration::from_secs(1_000), ..Default::default() };
+        let mut machine = source_in_postcopy(limits);
+        for event in before {
+            machine.handle(NOW, *event).expect("not refused");
+        }
+        let actions = machine.handle(NOW, word).expect("not refused");
+        assert!(actions.contains(&said), "{before:?}, {word:?}: {actions:?}");
+        for event in [E::ChannelsClosed, E::AskFailed] {
+            machine.handle(NOW, event).expect("not refused");
+        }
+        assert_eq!(machine.state(), S::PostcopyPaused);
+        let later = machine.handle(Duration::from_secs(100), E::Tick).expect("not refused");
+        assert_eq!(later, [A::AskAgain], "{before:?}, {word:?}");
+        assert_eq!(machine.handle(NOW, E::ResumeRequested), Ok(vec![A::Recover]));
+    }
+}
+
+#[test]
+fn pause_is_refused_where_no_pages_follow() {
+    use src::{Event as E, State as S};
+    let mut machine = active(true);
+    let refused = Refusal::NotPostcopyActive { state: S::Active };
+    assert_eq!(machine.handle(NOW, E::PauseRequested), Err(refused));
+    // Without attempts of its own there is nothing more to pause.
+    let mut machine = switching(true, &[E::PrepareAcknowledged, E::DestinationStarted, E::ConnectionLost]);
+    let refused = Refusal::NotPostcopyActive { state: S::PostcopyPaused };
+    assert_eq!(machine.handle(NOW, E::PauseRequested), Err(refused));
+    let mut machine = destination(&[]);
+    assert!(machine.handle(NOW, dst::Event::PauseRequested).is_err());
+    for event in [dst::Event::RunRead, dst::Event::GuestStarted] {
+        machine.handle(NOW, event).expect("not refused");
+    }
+    let wait = [dst::Action::KeepWaiting, dst::Action::ReportHeld(dst::Held::Pages)];
+    assert_eq!(machine.handle(NOW, dst::Event::PauseRequested).expect("not refused"), wait);
+    assert!(machine.handle(NOW, dst::Event::PauseRequested).is_err());
 }
 
 #[test]

@@ -32,6 +32,7 @@ impl Handler for MigrationControl {
             "query-migrate-capabilities",
             "query-migrate-parameters",
             "migrate-start-postcopy",
+            "migrate-pause",
             "x-sterna-migration-statistics",
             "x-sterna-migration-recording",
         ];
@@ -121,6 +122,7 @@ impl Handler for MigrationControl {
             }
             "migrate-continue" => self.continue_switchover(text("state")?).map(done),
             "migrate-start-postcopy" => self.start_postcopy().map(done),
+            "migrate-pause" => self.pause_postcopy().map(done),
             "migrate-set-capabilities" => {
                 let changes = capabilities::parse_changes(&arguments["capabilities"])?;
                 self.set_capabilities(&changes).map(done)

@@ -114,6 +114,10 @@ pub trait Outgoing: Send + Sync {
     fn resume(&self, to: &Address) -> Result<(), String> {
         Err(format!("this engine has no postcopy that could go on at {to}"))
     }
+    /// Breaks the connection of a postcopy on purpose.
+    fn pause(&self) -> Result<(), String> {
+        Err("this engine has no postcopy that could be paused".to_owned())
+    }
     /// Takes over the live ones of `parameters`.
     fn set_live(&self, parameters: &Parameters);
     /// Brings back a guest that is held stopped since bringing it back had failed.
@@ -150,6 +154,10 @@ pub trait Receiving: Send + Sync {
     /// Listens at another address, too, for the source of a guest that lacks pages.
     fn recover_at(&self, at: &Address) -> Result<(), String> {
         Err(format!("this engine has no postcopy that could go on at {at}"))
+    }
+    /// Breaks the connection of a postcopy on purpose.
+    fn pause(&self) -> Result<(), String> {
+        Err("this engine has no postcopy that could be paused".to_owned())
     }
     /// Starts a held guest.
     fn release(&self) -> Result<(), String>;

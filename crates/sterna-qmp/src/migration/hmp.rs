@@ -66,6 +66,7 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
         ["object_add", options] => control.add_object(&object(options)?).map(nothing),
         ["object_del", id] => control.delete_object(id).map(nothing),
         ["migrate_start_postcopy"] => control.start_postcopy().map(nothing),
+        ["migrate_pause"] => control.pause_postcopy().map(nothing),
         ["migrate_cancel"] => control.cancel(false).map(nothing),
         ["migrate_continue", state] => control.continue_switchover(state).map(nothing),
         ["stop" | "s"] => control.stop().map(nothing),
@@ -84,6 +85,7 @@ fn execute(control: &MigrationControl, line: &str, context: &mut Context) -> Res
             | "object_del"
             | "migrate_continue"
             | "migrate_start_postcopy"
+            | "migrate_pause"
             | "stop"
             | "cont"
             | "quit",
@@ -100,7 +102,7 @@ fn unknown(line: &str) -> QmpError {
         "unknown command: '{shown}'; known: info migrate, info migrate_parameters, info migrate_capabilities, \
          info status, info dirty_rate, info vcpu_dirty_limit, calc_dirty_rate, set_vcpu_dirty_limit, \
          cancel_vcpu_dirty_limit, migrate_set_parameter, migrate_set_capability, migrate, migrate_incoming, \
-         migrate_recover, migrate_cancel, migrate_continue, migrate_start_postcopy, object_add, object_del, stop, cont, quit"
+         migrate_recover, migrate_cancel, migrate_continue, migrate_start_postcopy, migrate_pause, object_add, object_del, stop, cont, quit"
     ))
 }
 

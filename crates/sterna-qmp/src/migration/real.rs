@@ -115,6 +115,10 @@ impl Outgoing for Migration {
         Migration::resume(self, to).map_err(sentence)
     }
 
+    fn pause(&self) -> Result<(), String> {
+        Migration::pause(self).map_err(sentence)
+    }
+
     fn set_live(&self, parameters: &Parameters) {
         // The engine takes those that are live.
         // Only live settings are taken over, which are never refused.
@@ -157,6 +161,10 @@ impl Receiving for Incoming {
 
     fn recover_at(&self, at: &Address) -> Result<(), String> {
         Incoming::recover_at(self, at).map_err(sentence)
+    }
+
+    fn pause(&self) -> Result<(), String> {
+        Incoming::pause(self).map_err(sentence)
     }
 
     fn set_autostart(&self, on: bool) -> bool {

@@ -48,6 +48,11 @@ pub const MEMORY_PING: u32 = 0x5354_4e10;
 /// Sent after RUN in postcopy: its echo means that the guest was started, or taken over paused (§12).
 pub const POSTCOPY_STARTED_PING: u32 = 0x5354_4e20;
 
+/// SHUT in postcopy: an operator has paused it at the destination (`migrate-pause`). The source does not connect again by itself.
+pub const SHUT_PAUSED: u32 = 2;
+/// SHUT in postcopy: the destination cannot place a page, and could not before. The source does not connect again by itself.
+pub const SHUT_PAGE_FAILED: u32 = 3;
+
 /// Section with the compatibility record (§3), whose version is the record's own; its body is framed by a u32
 /// length.
 pub const COMPATIBILITY_SECTION: &str = "sterna/compatibility";

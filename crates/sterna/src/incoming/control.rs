@@ -14,6 +14,7 @@ use sterna_wire::extension;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::arrival::Arrival;
+use super::arriving::LastWord;
 use super::follower::Follower;
 use super::shared::Shared;
 use super::{file, lane, loader, streams};
@@ -408,10 +409,10 @@ impl Control {
                     .to_owned()
             }
             Held::Pages => format!(
-                "the connection to the source broke ({}), and {} pages of the guest's memory are only there: the guest runs \
+                "{}, and {} pages of the guest's memory are only there: the guest runs \
                  here until it needs one of them, and then waits. Keep both processes. The source goes on when it is told to \
                  (migrate with resume), and finds this side at {}; migrate-recover lets it come to another address",
-                self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string()),
+                self.why_pages_do_not_come(),
                 self.shared.postcopy.arriving().map_or(0, |arriving| arriving.left()),
                 self.shared.address
             ),
@@ -422,6 +423,20 @@ impl Control {
             ),
         };
         self.shared.tell(&Event::Warning(text));
+    }
+
+    fn why_pages_do_not_come(&self) -> String {
+        let why = self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string());
+        match self.shared.postcopy.last_word() {
+            Some(LastWord::Paused) => {
+                "an operator ended the connection to the source (migrate-pause)".to_owned()
+            }
+            Some(LastWord::PageFailed) => format!(
+                "a page of the guest could not be placed for the second time ({why}), so the source does not connect again by \
+                 itself"
+            ),
+            None => format!("the connection to the source broke ({why})"),
+        }
     }
 
     /// Ends lanes and loader. The main channel can still be written.

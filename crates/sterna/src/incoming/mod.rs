@@ -252,6 +252,22 @@ impl Incoming {
         Ok(())
     }
 
+    /// Breaks the connection of a postcopy on purpose (QMP's `migrate-pause`): the guest runs on until it needs a page that did not
+    /// come. A Sterna source does not connect again before its operator says so.
+    ///
+    /// # Errors
+    /// [`Refusal`] unless the status is [`Status::PostcopyActive`] or [`Status::PostcopyRecover`].
+    pub fn pause(&self) -> Result<(), Refusal> {
+        let shared = &self.guard.shared;
+        let state = shared.driver().map_or(State::Setup, |driver| driver.inspect(Destination::state));
+        if !matches!(state, State::Postcopy | State::PostcopyRecover) {
+            return Err(Refusal::NotPostcopyActive { state });
+        }
+        // Before the connection ends: what ends it is what the source is told.
+        shared.postcopy.set_paused(true);
+        shared.feed(Fed::PauseRequested).inspect_err(|_| shared.postcopy.set_paused(false))
+    }
+
     /// Where it stands.
     pub fn status(&self) -> Status {
         self.guard.shared.status()

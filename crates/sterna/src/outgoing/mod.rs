@@ -167,6 +167,22 @@ impl Migration {
         })
     }
 
+    /// Breaks the connection of a postcopy on purpose (QMP's `migrate-pause`): the guest runs on at the destination until it needs a
+    /// page that did not come. Nobody connects again before [`Migration::resume`].
+    ///
+    /// # Errors
+    /// [`Refusal`] unless the status is [`Status::PostcopyActive`] or [`Status::PostcopyRecover`], or it is
+    /// [`Status::PostcopyPaused`] and this side would connect again by itself.
+    pub fn pause(&self) -> Result<(), Refusal> {
+        self.shared.feed(Fed::PauseRequested)?;
+        if let Some(asking) = &*self.shared.asking.lock() {
+            asking.stop();
+        }
+        // Whoever writes to a destination that does not read.
+        self.shared.interrupt();
+        Ok(())
+    }
+
     /// Changes parameters while it runs: those that [`Parameters`] calls live.
     ///
     /// # Errors

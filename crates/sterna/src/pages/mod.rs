@@ -13,6 +13,8 @@ pub(crate) use file::{FileWriter, MappedFile};
 pub(crate) use ram_sink::RamSink;
 pub(crate) use sink::PageSink;
 
+use sterna_transport::Channel;
+
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
@@ -34,6 +36,10 @@ pub(crate) trait PageWriter: Send {
     }
     /// From now on nothing goes over a channel that others need: the main channel has the pages that the destination waits for.
     fn keep_to_itself(&mut self) {}
+    /// The channel that it alone writes to, if there is one.
+    fn channel(&self) -> Option<&Channel> {
+        None
+    }
     /// All pages taken so far are out, and none that follows can overtake them.
     fn barrier(&mut self) -> Result<(), MigrationError>;
     /// The migration ends early: unblock whoever waits, drop what is not out.

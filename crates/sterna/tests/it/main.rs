@@ -20,6 +20,7 @@ mod free_page_hints;
 mod migrate;
 mod opaque;
 mod page_order;
+mod pairs;
 mod poisoned;
 mod postcopy;
 mod postcopy_live;

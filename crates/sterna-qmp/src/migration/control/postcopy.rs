@@ -38,6 +38,26 @@ impl MigrationControl {
         paused.resume(to).map_err(QmpError::generic)
     }
 
+    /// `migrate-pause`: breaks the connection of a postcopy on purpose, from either side.
+    ///
+    /// # Errors
+    /// Unless pages follow a guest.
+    pub fn pause_postcopy(&self) -> Result<(), QmpError> {
+        let is_on = |status| matches!(status, Status::PostcopyActive | Status::PostcopyRecover);
+        // One that is paused may be about to connect again by itself.
+        let may_be = |status| is_on(status) || status == Status::PostcopyPaused;
+        if let Some(outgoing) = self.outgoing().filter(|outgoing| may_be(outgoing.status())) {
+            return outgoing.pause().map_err(QmpError::generic);
+        }
+        match self.incoming().filter(|incoming| is_on(incoming.status())) {
+            Some(incoming) => incoming.pause().map_err(QmpError::generic),
+            None => Err(QmpError::generic(
+                "migrate-pause is currently only supported during postcopy-active or postcopy-recover state: 'query-migrate' \
+                 must show one of them here",
+            )),
+        }
+    }
+
     /// `migrate-recover`: listens anew for the source of a guest that lacks pages; bound when it returns.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod capabilities;
 mod client;
+mod combinations;
 mod devices;
 mod dialogue;
 mod dirty_rate;

@@ -1,4 +1,4 @@
-//! `migrate` with `resume`, and `migrate-recover`.
+//! `migrate` with `resume`, `migrate-recover` and `migrate-pause`.
 
 use serde_json::json;
 use sterna::Status;
@@ -48,4 +48,37 @@ fn paused_destination_listens_anew_and_no_other_does() {
     let line = format!("migrate_recover {SOMEWHERE}");
     assert_eq!(client.ok("human-monitor-command", json!({"command-line": line})), json!(""));
     assert_eq!(*migration.goes_on_at.lock().unwrap(), Some(SOMEWHERE.parse().unwrap()));
+}
+
+#[test]
+fn either_side_is_paused_while_pages_follow_a_guest() {
+    let nothing = json!({});
+    let only = "only supported during postcopy-active or postcopy-recover";
+    let (monitor, mut client) = Monitor::running().client_of();
+    assert!(client.refused("migrate-pause", nothing.clone()).contains(only));
+    client.ok("migrate", json!({"uri": SOMEWHERE}));
+    let migration = monitor.engine.outgoing();
+    for status in [Status::Active, Status::Device, Status::Completed] {
+        migration.set(status);
+        let refusal = client.refused("migrate-pause", nothing.clone());
+        assert!(refusal.contains(only), "{status:?}: {refusal}");
+    }
+    for status in [Status::PostcopyActive, Status::PostcopyRecover] {
+        migration.set(status);
+        assert_eq!(client.ok("migrate-pause", nothing.clone()), nothing);
+    }
+    let said = client.ok("human-monitor-command", json!({"command-line": "migrate_pause"}));
+    assert_eq!((said, *migration.pauses.lock().unwrap()), (json!(""), 3));
+
+    let (monitor, mut client) = Monitor::waiting(true).client_of();
+    client.ok("migrate-incoming", json!({"uri": SOMEWHERE}));
+    let migration = monitor.engine.incoming();
+    for status in [Status::Setup, Status::Active, Status::PostcopyPaused, Status::Completed] {
+        migration.set(status);
+        let refusal = client.refused("migrate-pause", nothing.clone());
+        assert!(refusal.contains(only), "{status:?}: {refusal}");
+    }
+    migration.set(Status::PostcopyActive);
+    client.ok("migrate-pause", nothing);
+    assert_eq!(*migration.pauses.lock().unwrap(), 1);
 }

@@ -200,6 +200,8 @@ pub struct FakeMigration {
     pub decided: Mutex<Option<GuestAt>>,
     /// Where it was told to go on.
     pub goes_on_at: Mutex<Option<Address>>,
+    /// How often it was paused.
+    pub pauses: Mutex<u32>,
     pub autostart: Mutex<bool>,
     /// The guest could not be brought back after a failure.
     pub held: Mutex<bool>,
@@ -267,6 +269,7 @@ fn migration(
         error: Mutex::default(),
         decided: Mutex::default(),
         goes_on_at: Mutex::default(),
+        pauses: Mutex::default(),
         autostart: Mutex::new(true),
         held: Mutex::default(),
         custody,
@@ -375,6 +378,10 @@ impl Outgoing for FakeMigration {
         *self.goes_on_at.lock().unwrap() = Some(to.clone());
         Ok(())
     }
+    fn pause(&self) -> Result<(), String> {
+        *self.pauses.lock().unwrap() += 1;
+        Ok(())
+    }
     fn continue_switchover(&self) -> Result<(), String> {
         self.set(Status::Device);
         Ok(())
@@ -405,6 +412,10 @@ impl Receiving for FakeMigration {
     }
     fn recover_at(&self, at: &Address) -> Result<(), String> {
         *self.goes_on_at.lock().unwrap() = Some(at.clone());
+        Ok(())
+    }
+    fn pause(&self) -> Result<(), String> {
+        *self.pauses.lock().unwrap() += 1;
         Ok(())
     }
     fn status(&self) -> Status {

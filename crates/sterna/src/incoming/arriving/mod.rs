@@ -7,9 +7,11 @@
 //! | `asking` | whether the source can be asked for pages now |
 //! | `ways` | on which way each came, where lanes bring pages, too |
 //! | `blocktime` | how long is waited |
+//! | `failures` | pages that could not be placed. Pure |
 
 mod asking;
 mod blocktime;
+mod failures;
 mod order;
 mod pages;
 mod ways;
@@ -20,6 +22,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
+use sterna_wire::extension;
 use sterna_wire::main::MainDecoder;
 
 use crate::stats::IncomingPostcopy;
@@ -43,6 +46,8 @@ pub(super) struct Postcopy {
     /// What reads the main channel, while there is none.
     reading: Mutex<Option<KeptReading>>,
     started: Mutex<Started>,
+    /// Why the source is not to connect again by itself.
+    last_word: Mutex<Option<LastWord>>,
     /// End with the loading.
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Ends when no page is missing.
@@ -64,6 +69,25 @@ pub(super) struct KeptReading {
     pub(super) decoder: MainDecoder,
     /// The source lets this side know that it lives.
     pub(super) keeps_alive: bool,
+}
+
+/// Why a source is not to connect again by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LastWord {
+    /// An operator's wish.
+    Paused,
+    /// A page cannot be placed.
+    PageFailed,
+}
+
+impl LastWord {
+    /// The value of the SHUT that says it.
+    pub(super) fn code(self) -> u32 {
+        match self {
+            Self::Paused => extension::SHUT_PAUSED,
+            Self::PageFailed => extension::SHUT_PAGE_FAILED,
+        }
+    }
 }
 
 /// Whether the source has asked to hear that the guest was started, and whether it was.
@@ -93,6 +117,18 @@ impl Postcopy {
     /// Another main channel is to be read.
     pub(super) fn take_reading(&self) -> Option<KeptReading> {
         self.reading.lock().take()
+    }
+
+    /// An operator wants the connection to end, or not any more.
+    pub(super) fn set_paused(&self, is_so: bool) {
+        *self.last_word.lock() = is_so.then_some(LastWord::Paused);
+    }
+
+    /// What the source is told when the connection ends from here.
+    pub(super) fn last_word(&self) -> Option<LastWord> {
+        let has_failed = self.arriving().is_some_and(|arriving| arriving.fails_again());
+        let said = *self.last_word.lock();
+        said.or(has_failed.then_some(LastWord::PageFailed))
     }
 
     /// No thread of the lost channels is left.

@@ -10,6 +10,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT, PAGE_SIZE};
 use sterna_wire::received_pages::ReceivedPages;
 
 use super::blocktime::Blocktime;
+use super::failures::Failures;
 use super::ways::{Way, Ways};
 use crate::error::MigrationError;
 use crate::order::PageRun;
@@ -42,6 +43,7 @@ pub(crate) struct ArrivingPages {
     half: Mutex<HashMap<(usize, u64), SharedHalf>>,
     most_half: usize,
     blocktime: Option<Blocktime>,
+    failures: Mutex<Failures>,
 }
 
 /// Ways to it: the main and the preempt channel, and lanes.
@@ -91,6 +93,7 @@ impl ArrivingPages {
             requested: DirtyBitmaps::new(ram),
             half: Mutex::default(),
             blocktime: measures.then(Blocktime::default),
+            failures: Mutex::default(),
             ram: ram.clone(),
         })
     }
@@ -137,22 +140,26 @@ impl ArrivingPages {
 
     /// A page has come.
     pub(crate) fn page(&self, block: usize, page: u64, content: &[u8]) -> Result<(), MigrationError> {
-        match self.comes(Way::Main, block, page)? {
+        self.noting(block, page, || match self.comes(Way::Main, block, page)? {
             true => self.put(block, page, 1, Some(content)),
             false => Ok(()),
-        }
+        })
     }
 
     /// A page has come that is zero.
     pub(crate) fn zero(&self, block: usize, page: u64) -> Result<(), MigrationError> {
-        match self.comes(Way::Main, block, page)? {
+        self.noting(block, page, || match self.comes(Way::Main, block, page)? {
             true => self.put(block, page, 1, None),
             false => Ok(()),
-        }
+        })
     }
 
     /// Pages have come on a lane. `None`: they are zero.
     pub(crate) fn on_lane(&self, run: PageRun, content: Option<&[u8]>) -> Result<(), MigrationError> {
+        self.noting(run.block, run.first, || self.run_on_lane(run, content))
+    }
+
+    fn run_on_lane(&self, run: PageRun, content: Option<&[u8]>) -> Result<(), MigrationError> {
         let bytes = |page: u64| ((page - run.first) as usize) << PAGE_SHIFT;
         let mut first = run.first;
         while first < run.end() {
@@ -188,6 +195,29 @@ impl ArrivingPages {
                 came.fetch_and(!lacks.load(Ordering::Acquire), Ordering::AcqRel);
             }
         }
+    }
+
+    /// Whether a page could not be placed that could not be placed before.
+    pub(crate) fn fails_again(&self) -> bool {
+        self.failures.lock().is_again()
+    }
+
+    /// An operator lets the source connect again.
+    pub(crate) fn forget_failures(&self) {
+        self.failures.lock().forget();
+    }
+
+    /// Notes the page if that fails.
+    fn noting(
+        &self,
+        block: usize,
+        page: u64,
+        place: impl FnOnce() -> Result<(), MigrationError>,
+    ) -> Result<(), MigrationError> {
+        place().inspect_err(|_| {
+            let unit = self.ram.block(block).page_bytes() >> PAGE_SHIFT;
+            self.failures.lock().note((block, page / unit * unit));
+        })
     }
 
     /// Pages of a block that are in place.

@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sterna_proto::destination::{Destination, Event as Fed};
+use sterna_wire::return_path::ReturnMessage;
 
 use super::Control;
 use crate::driver::{Driver, Waited};
 use crate::error::MigrationError;
 use crate::incoming::{loader, postcopy};
+
+/// How long a source may take to read the last word of a connection.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 impl Control {
     /// The guest was started, or taken over paused: the source goes on to send pages.
@@ -48,6 +52,7 @@ impl Control {
     pub(super) fn keep_waiting(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
+        self.say_last_word();
         self.shared.places.end();
         self.shared.postcopy.shut_preempt();
         self.join();
@@ -55,11 +60,30 @@ impl Control {
         self.shared.report(Fed::ChannelsClosed);
     }
 
+    /// A Sterna is told if it is not to connect again by itself.
+    fn say_last_word(&mut self) {
+        let Some(word) = self.shared.postcopy.last_word() else { return };
+        if self.shared.secret.lock().is_none() {
+            return;
+        }
+        if let Some(main) = self.shared.places.main() {
+            // One that does not read hears nothing.
+            main.set_own_stall_limit(Some(LAST_WORD));
+        }
+        self.send(&ReturnMessage::Shut(word.code()));
+    }
+
     /// The source has connected again: it asks which pages are here, and sends the others.
     pub(super) fn recover(&mut self) {
         let Some(main) = self.shared.places.main() else { return };
         self.shared.forget_error();
+        let was_final = self.shared.postcopy.last_word().is_some();
+        self.shared.postcopy.set_paused(false);
         if let Some(arriving) = self.shared.postcopy.arriving() {
+            if was_final {
+                // It was told not to come by itself: an operator sends it.
+                arriving.forget_failures();
+            }
             arriving.begin_recovery();
         }
         self.shared.rounds.begin_recovery();

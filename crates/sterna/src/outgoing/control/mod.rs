@@ -301,6 +301,7 @@ impl Control {
     fn stop_guest(&mut self) {
         // Of the guest that stops here nothing more is to be expected.
         self.hints.stop();
+        self.let_channels_run_empty();
         let was_running = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
         let began = Instant::now();
         self.step_began = began;
@@ -488,6 +489,9 @@ fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
         ),
         Cause::OperatorDecided => {
             MigrationError::Transport("an operator decided that the source runs the guest".to_owned(), None)
+        }
+        Cause::OperatorPaused => {
+            MigrationError::Transport("an operator paused it (migrate-pause)".to_owned(), None)
         }
         Cause::ConnectionLost | Cause::Eof => {
             MigrationError::Transport("the connection was lost".to_owned(), None)

@@ -1,7 +1,7 @@
 //! Postcopy: the guest goes on at the destination, and its pages follow (specs/postcopy.md).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sterna_proto::source::{Cause, Event as Fed, Refusal, Source};
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
@@ -9,7 +9,7 @@ use sterna_transport::Channel;
 use sterna_wire::extension::{self, Features, PreemptHello};
 use sterna_wire::main::{Command, encode_end};
 
-use super::Control;
+use super::{Control, explain};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::interruption::Break;
@@ -24,6 +24,11 @@ use crate::vm::RunState;
 
 /// For so long the background waits before it is looked whether something else is to be done.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How long the channels may take to run empty, while the guest runs.
+const EMPTYING: Duration = Duration::from_secs(1);
+/// How often it is looked whether they have.
+const LOOK: Duration = Duration::from_millis(1);
 
 impl Control {
     /// Tells the destination that postcopy may come. It must be able to do it: that is found out while the guest runs here.
@@ -61,6 +66,30 @@ impl Control {
             // Precopy goes on until the destination is ready.
             Err(Refusal::AcknowledgementsMissing { .. }) => Ok(false),
             Err(refusal) => Err(MigrationError::Internal(refusal.to_string()).into()),
+        }
+    }
+
+    /// Waits, before the guest stops for the switch, until nothing lies before what a stopped guest waits for: lanes have sent the
+    /// chunk that they had, and the network has delivered it. For [`EMPTYING`] at most.
+    pub(super) fn let_channels_run_empty(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let Some(rounds) = self.rounds.as_ref().filter(|_| shared.postcopy.is_wanted()) else { return };
+        // Some lanes begin no round before the one before it was flushed.
+        let flushed = shared.lanes.queue.last_flushed();
+        let rounds = rounds.latest();
+        let unflushed = rounds.iter().map(|round| round.number()).filter(|&number| number > flushed).min();
+        let main = self.main.as_ref().and_then(|main| main.channel.clone());
+        let channels: Vec<_> = self.multifd.iter().cloned().chain(main).collect();
+        let is_empty = || {
+            let is_sent = unflushed.is_none_or(|number| shared.lanes.are_through(number));
+            is_sent && channels.iter().all(|channel| channel.outstanding_bytes() == 0)
+        };
+        let until = Instant::now() + EMPTYING;
+        // Who interrupts wants the migration to end, and the guest is to be stopped all the same before it goes on.
+        while !is_empty() && Instant::now() < until {
+            if self.waits.at_most(LOOK, || None::<()>).is_err() {
+                return;
+            }
         }
     }
 
@@ -208,7 +237,7 @@ impl Control {
     /// Sends the pages that nobody asks for, over the main channel, until none is left and all that were asked for are sent.
     fn send_background(&mut self, sender: &PageSender) -> Result<(), Break> {
         let shared = Arc::clone(&self.shared);
-        let limiter = &shared.postcopy.limiter;
+        let (limiter, main) = (&shared.postcopy.limiter, self.main()?);
         loop {
             self.waits.until(|| (!limiter.is_spent()).then_some(()))?;
             let next = shared.postcopy.next_background(PATIENCE, sender.is_alone(), || sender.is_full());
@@ -216,6 +245,9 @@ impl Control {
                 Background::Run(run) => {
                     limiter.take(run.count * PAGE_SIZE as u64);
                     sender.send(run)?;
+                    if let Some(channel) = &main.channel {
+                        shared.postcopy.pace.keep(0, channel);
+                    }
                     let counts = shared.counters.now();
                     let mut statistics = shared.statistics.lock();
                     statistics.following_bytes = shared.postcopy.left_bytes();
@@ -247,6 +279,11 @@ impl Control {
 
     /// The destination runs the guest, and the connection broke.
     pub(super) fn report_paused(&mut self, cause: Cause) {
+        if matches!(cause, Cause::OperatorPaused | Cause::DestinationFailed(_)) {
+            // What threads met of the channels is only what followed.
+            self.shared.forget_error();
+            self.shared.note_error(explain(cause, &self.shared.params().limits));
+        }
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
         let left = self.shared.postcopy.left_bytes() / PAGE_SIZE as u64;
         let text = format!(

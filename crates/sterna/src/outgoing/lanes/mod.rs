@@ -4,6 +4,7 @@ mod changes;
 pub(super) mod limiter;
 mod main;
 mod multifd;
+pub(super) mod pace;
 pub(super) mod state;
 
 use std::sync::Arc;

@@ -114,6 +114,10 @@ impl PageWriter for MultifdLane {
         self.keeps_zeros = true;
     }
 
+    fn channel(&self) -> Option<&Channel> {
+        Some(&self.channel)
+    }
+
     fn abort(&mut self) {
         self.channel.shutdown();
     }

@@ -61,6 +61,9 @@ pub(in crate::outgoing) fn follow(
         // Before it is read: what waits in a packet meanwhile goes out at once if it is asked for.
         lane.counters.throttled(postcopy.limiter.take(run.count * PAGE_SIZE as u64));
         lane.send_pages(run, true, writer)?;
+        if let Some(channel) = writer.channel() {
+            postcopy.pace.keep(lane.index, channel);
+        }
     }
     writer.barrier()?;
     postcopy.lanes.lock().through += 1;

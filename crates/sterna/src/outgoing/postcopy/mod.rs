@@ -16,6 +16,7 @@ use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
 use sterna_wire::received_pages::ReceivedPages;
 
 use super::lanes::limiter::Limiter;
+use super::lanes::pace::Pace;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::postcopy::order::{LanePages, PageOrder};
@@ -32,6 +33,8 @@ pub(super) struct Postcopy {
     has_ended: AtomicBool,
     /// `max-postcopy-bandwidth`: of pages that nobody asks for.
     pub(super) limiter: Limiter,
+    /// Of those pages too: so that requested ones do not wait in the network's queues.
+    pub(super) pace: Pace,
     /// The background's pages, where lanes send them.
     lane_pages: OnceLock<Arc<LanePages>>,
     lanes: Mutex<LanesTurn>,
@@ -84,6 +87,7 @@ impl Postcopy {
             is_wanted: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             limiter: Limiter::new(bytes_per_second),
+            pace: Pace::default(),
             lane_pages: OnceLock::new(),
             lanes: Mutex::default(),
             lanes_changed: Condvar::new(),

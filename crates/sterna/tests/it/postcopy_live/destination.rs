@@ -19,7 +19,9 @@ use crate::support::{eventually, wait_for};
 const PAGES: u64 = PAGE_SIZE as u64;
 
 /// A destination that waits, and a source that is played, its guest stopped.
-fn begun(preempt: bool) -> Option<(Arc<ProcessGuest>, Arc<ProcessGuest>, Incoming, HandMadeSource)> {
+pub(super) fn begun(
+    preempt: bool,
+) -> Option<(Arc<ProcessGuest>, Arc<ProcessGuest>, Incoming, HandMadeSource)> {
     let capabilities = capabilities(preempt)?;
     let (source, target) = common::pair(&config());
     assert!(source.wait_progress(20, Duration::from_secs(20)));

@@ -3,6 +3,8 @@
 mod destination;
 mod lanes;
 mod lanes_peer;
+mod liars;
+mod pausing;
 mod peer;
 mod recovery;
 mod source;

@@ -1,22 +1,29 @@
 //! Peers made by hand: a source and a destination as a QEMU would be, and as it would not.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use sterna::ram::PAGE_SIZE;
 use sterna::{Address, SourceVm, Vm};
 use sterna_guests::process::ProcessGuest;
-use sterna_wire::extension::{self, Features, Handover, MigrationSecret};
+use sterna_wire::extension::{
+    self, Features, Handover, MigrationSecret, ReconnectAnswerHead, ReconnectHello,
+};
 use sterna_wire::global_state::{self, GlobalState};
 use sterna_wire::main::{
     BodyKind, Command, Configuration, Expectations, FileHeader, MainDecoder, MainItem, SectionHeader,
     SectionKind, Step, encode_end, encode_footer, encode_length_prefixed, encode_section_part,
 };
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
+use sterna_wire::received_pages::ReceivedPages;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::lanes_peer::{LaneOfSource, connect};
+
+/// Of a source that is a Sterna.
+pub const ID: [u8; 16] = [9; 16];
+pub const SECRET: [u8; 32] = [8; 32];
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -59,8 +66,8 @@ impl HandMadeSource {
     /// As [`open`](Self::open), as a Sterna does it.
     pub fn open_as_sterna(&mut self) {
         self.open_with(PAGE_SIZE as u64, |guest, out| {
-            let secret = Some(MigrationSecret::from_bytes([8; 32]));
-            let (version, body) = Handover { migration_id: [9; 16], secret }.encode();
+            let secret = Some(MigrationSecret::from_bytes(SECRET));
+            let (version, body) = Handover { migration_id: ID, secret }.encode();
             framed((90, Handover::SECTION_NAME, version), &body, out);
             let record = guest.compatibility().unwrap();
             framed((91, extension::COMPATIBILITY_SECTION, record.version()), &record.save().unwrap(), out);
@@ -128,6 +135,49 @@ impl HandMadeSource {
             }
         }
         self.lanes[lane].packet(block.name(), &normal, &zero, &payload);
+    }
+
+    /// The connection is lost.
+    pub fn lose(&mut self) {
+        let _ = self.main.shutdown(Shutdown::Both);
+        self.heard.clear();
+    }
+
+    /// Another connection with this hello. False: it was closed without a byte.
+    pub fn comes_back(&mut self, hello: &ReconnectHello) -> bool {
+        let mut main = connect(&self.to);
+        let mut bytes = Vec::new();
+        hello.encode(&mut bytes);
+        main.write_all(&bytes).unwrap();
+        let mut answer = [0; ReconnectAnswerHead::BYTES];
+        match main.read(&mut answer) {
+            Ok(0) | Err(_) => return false,
+            Ok(count) => main.read_exact(&mut answer[count..]).unwrap(),
+        }
+        (self.main, self.heard) = (main, Vec::new());
+        true
+    }
+
+    /// The next message is the bitmap of this block.
+    pub fn hear_bitmap(&mut self, block: usize) -> ReceivedPages {
+        let (name, pages) = {
+            let ram = self.guest.ram();
+            (ram.block(block).name().to_owned(), ram.block(block).pages())
+        };
+        match self.hear() {
+            Some(ReturnMessage::ReceivedBitmap { block }) if block == name => {}
+            other => panic!("{other:?}"),
+        }
+        loop {
+            if let Some((received, used)) = ReceivedPages::decode(&self.heard, pages).unwrap() {
+                self.heard.drain(..used);
+                return received;
+            }
+            let mut piece = [0; 4096];
+            let count = self.main.read(&mut piece).unwrap();
+            assert!(count > 0, "closed in a bitmap");
+            self.heard.extend_from_slice(&piece[..count]);
+        }
     }
 
     pub fn hear_pong(&mut self, value: u32) {
@@ -347,7 +397,20 @@ impl HandMadeDestination {
     pub fn say(&mut self, message: &ReturnMessage) {
         let mut bytes = Vec::new();
         message.encode(&mut bytes).unwrap();
-        let _ = self.main.as_mut().unwrap().write_all(&bytes);
+        self.say_bytes(&bytes);
+    }
+
+    pub fn say_bytes(&mut self, bytes: &[u8]) {
+        let _ = self.main.as_mut().unwrap().write_all(bytes);
+    }
+
+    /// The connection is lost; the next one goes on with the same stream.
+    pub fn lose(&mut self) {
+        if let Some(main) = self.main.take() {
+            let _ = main.shutdown(Shutdown::Both);
+        }
+        self.buffer.clear();
+        self.decoder.begin_recovery();
     }
 
     /// The next element; pages are kept, and PINGs echoed. `None`: the source has closed.

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna::{
-    Address, Capabilities, Decision, Incoming, Migration, Parameters, ResumeError, Status, TargetVm, Tls,
-    TlsCredentials, TlsEndpoint, Vm,
+    Address, Capabilities, Compression, Decision, Incoming, Migration, Parameters, ResumeError, Status,
+    TargetVm, Tls, TlsCredentials, TlsEndpoint, Vm,
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
@@ -18,8 +18,8 @@ use crate::common::{self, Log};
 use crate::support::{eventually, port, until_status};
 
 /// A network between the two sides, which can break.
-struct Cable {
-    at: Address,
+pub(super) struct Cable {
+    pub(super) at: Address,
     open: Arc<Mutex<Vec<TcpStream>>>,
     is_down: Arc<Mutex<bool>>,
 }
@@ -56,39 +56,48 @@ impl Cable {
     }
 
     /// What is on its way is lost.
-    fn cut(&self) {
+    pub(super) fn cut(&self) {
         self.open.lock().drain(..).for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
     /// From now on nobody gets through, or everybody.
-    fn set_down(&self, down: bool) {
+    pub(super) fn set_down(&self, down: bool) {
         *self.is_down.lock() = down;
         self.cut();
     }
 }
 
 /// A guest that runs at its destination and lacks most of its pages.
-struct Split {
-    source: Arc<ProcessGuest>,
-    target: Arc<ProcessGuest>,
-    incoming: Incoming,
-    migration: Migration,
-    cable: Cable,
+pub(super) struct Split {
+    pub(super) source: Arc<ProcessGuest>,
+    pub(super) target: Arc<ProcessGuest>,
+    pub(super) incoming: Incoming,
+    pub(super) migration: Migration,
+    pub(super) cable: Cable,
     logs: [Arc<Log>; 2],
 }
 
 /// Pages come slowly, and few are the same.
-fn guest() -> ProcessConfig {
+pub(super) fn guest() -> ProcessConfig {
     ProcessConfig { fill: Fill::Random(7), ..config() }
 }
 
-fn trickle() -> Parameters {
+pub(super) fn trickle() -> Parameters {
     Parameters { max_postcopy_bandwidth_bytes: 8 << 20, ..slow() }
 }
 
 impl Split {
-    fn begin(ours: Parameters, theirs: Parameters, capabilities: Capabilities) -> Self {
-        let (source, target) = common::pair(&guest());
+    pub(super) fn begin(ours: Parameters, theirs: Parameters, capabilities: Capabilities) -> Self {
+        Self::of(&guest(), ours, theirs, capabilities)
+    }
+
+    pub(super) fn of(
+        guest: &ProcessConfig,
+        ours: Parameters,
+        theirs: Parameters,
+        capabilities: Capabilities,
+    ) -> Self {
+        let (source, target) = common::pair(guest);
         let logs = [Arc::new(Log::default()), Arc::new(Log::default())];
         let vm: Arc<dyn TargetVm> = Arc::clone(&target) as _;
         let at = "tcp:127.0.0.1:0".parse().unwrap();
@@ -102,32 +111,32 @@ impl Split {
         split
     }
 
-    fn plain(preempt: bool) -> Option<Self> {
+    pub(super) fn plain(preempt: bool) -> Option<Self> {
         capabilities(preempt).map(|on| Self::begin(trickle(), trickle(), on))
     }
 
     /// So many pages have followed the guest.
-    fn after_pages(&self, pages: u64) {
+    pub(super) fn after_pages(&self, pages: u64) {
         let before = self.left();
         eventually("pages", || self.left() + pages <= before);
     }
 
-    fn left(&self) -> u64 {
+    pub(super) fn left(&self) -> u64 {
         self.incoming.statistics().postcopy.map_or(u64::MAX / 2, |postcopy| postcopy.missing_pages)
     }
 
-    fn paused(&self) {
+    pub(super) fn paused(&self) {
         until_status(&self.migration, Status::PostcopyPaused);
         eventually("the pause", || self.incoming.status() == Status::PostcopyPaused);
         assert!(self.left() > 0, "pages are missing");
     }
 
-    fn resume(&self) {
+    pub(super) fn resume(&self) {
         self.migration.resume(&self.cable.at).unwrap();
     }
 
     /// Waits for both ends, and checks every page where the guest arrived.
-    fn arrives(self) -> Self {
+    pub(super) fn arrives(self) -> Self {
         self.migration.set_live(|params| params.max_postcopy_bandwidth_bytes = 0).unwrap();
         let (outcome, arrival) = (self.migration.wait(), self.incoming.wait());
         common::assert_arrived(&outcome, &arrival, &self.target);
@@ -137,7 +146,7 @@ impl Split {
         self
     }
 
-    fn told(&self, side: usize) -> Vec<Status> {
+    pub(super) fn told(&self, side: usize) -> Vec<Status> {
         let status = |event: &sterna::Event| match event {
             sterna::Event::Status(status) => Some(*status),
             _ => None,
@@ -145,7 +154,7 @@ impl Split {
         self.logs[side].events().iter().filter_map(status).collect()
     }
 
-    fn warned(&self, side: usize, word: &str) -> bool {
+    pub(super) fn warned(&self, side: usize, word: &str) -> bool {
         let says =
             |event: &sterna::Event| matches!(event, sterna::Event::Warning(text) if text.contains(word));
         self.logs[side].events().iter().any(says)
@@ -244,19 +253,28 @@ fn guest_goes_on_at_another_address() {
     split.arrives();
 }
 
+/// What was compressed, and was on its way over lanes, comes over the main channel, as it is.
 #[test]
-fn guest_goes_on_over_tls() {
+fn guest_goes_on_over_tls_whether_lanes_compressed_or_not() {
     let Some(on) = capabilities(true) else { return };
     let certificates = crate::certificates::good_directory();
-    let with = |endpoint| {
-        let credentials = TlsCredentials::from_directory(certificates.path(), endpoint, false).unwrap();
-        Parameters { tls: Some(Tls::new(Arc::new(credentials))), ..trickle() }
-    };
-    let split = Split::begin(with(TlsEndpoint::Client), with(TlsEndpoint::Server), on);
-    split.cable.cut();
-    split.paused();
-    split.resume();
-    split.arrives();
+    for compression in [None, Some(Compression::None), Some(Compression::Zstd), Some(Compression::Zlib)] {
+        let with = |endpoint| {
+            let credentials = TlsCredentials::from_directory(certificates.path(), endpoint, false).unwrap();
+            Parameters {
+                tls: Some(Tls::new(Arc::new(credentials))),
+                multifd_channels: 2,
+                multifd_compression: compression.unwrap_or_default(),
+                ..trickle()
+            }
+        };
+        let on = Capabilities { multifd: compression.is_some(), ..on };
+        let split = Split::begin(with(TlsEndpoint::Client), with(TlsEndpoint::Server), on);
+        split.cable.cut();
+        split.paused();
+        split.resume();
+        split.arrives();
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ const ON: fn(bool) -> Capabilities =
     |preempt| Capabilities { postcopy_ram: true, postcopy_preempt: preempt, ..Capabilities::default() };
 
 /// A source that is about to switch, and the destination that is played.
-fn begun(preempt: bool) -> (Arc<ProcessGuest>, Migration, HandMadeDestination) {
+pub(super) fn begun(preempt: bool) -> (Arc<ProcessGuest>, Migration, HandMadeDestination) {
     let (source, migration, destination) = in_precopy(preempt);
     migration.start_postcopy().unwrap();
     (source, migration, destination)
@@ -30,11 +30,11 @@ fn in_precopy(preempt: bool) -> (Arc<ProcessGuest>, Migration, HandMadeDestinati
     (source, migration, destination)
 }
 
-fn request(block: Option<&str>, start: u64, length: u32) -> ReturnMessage {
+pub(super) fn request(block: Option<&str>, start: u64, length: u32) -> ReturnMessage {
     ReturnMessage::RequestPages { block: block.map(str::to_owned), start, length }
 }
 
-fn is_run(item: &MainItem) -> bool {
+pub(super) fn is_run(item: &MainItem) -> bool {
     matches!(item, MainItem::Command(Command::PostcopyRun))
 }
 
@@ -105,7 +105,7 @@ fn stream_to_a_qemu_has_the_observed_elements_in_the_observed_order() {
 }
 
 /// Every page has come, and what came last of it is as it is at the source.
-fn assert_every_page_came(source: &ProcessGuest, pages: Vec<(usize, u64, Vec<u8>)>) {
+pub(super) fn assert_every_page_came(source: &ProcessGuest, pages: Vec<(usize, u64, Vec<u8>)>) {
     let ram = source.ram();
     let total: u64 = ram.blocks().iter().map(|block| block.pages()).sum();
     let mut last = std::collections::HashMap::new();

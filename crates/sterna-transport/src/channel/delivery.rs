@@ -1,0 +1,103 @@
+//! How the network takes what a channel sends, as the kernel's TCP sees it.
+
+use std::time::Duration;
+
+use super::Channel;
+use crate::socket;
+
+/// How a TCP connection's bytes are delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delivery {
+    /// From sending to acknowledgement, smoothed over the last ones.
+    pub round_trip: Duration,
+    /// The shortest one, that of the connection's own handshake included: without anything that waits in the network's
+    /// queues.
+    pub least_round_trip: Duration,
+    /// Bytes that the peer's kernel has acknowledged since the connection was made.
+    pub acknowledged_bytes: u64,
+    /// For how long there were bytes that were not acknowledged.
+    pub busy: Duration,
+}
+
+impl Delivery {
+    /// How long bytes wait in queues between the two ends.
+    pub fn queueing(&self) -> Duration {
+        self.round_trip.saturating_sub(self.least_round_trip)
+    }
+}
+
+impl Channel {
+    /// How its bytes are delivered. `None` if it is no TCP connection, or the kernel does not say.
+    pub fn delivery(&self) -> Option<Delivery> {
+        let delivery = socket::delivery(self.socket()?)?;
+        let least = self.first_round_trip.unwrap_or(Duration::MAX).min(delivery.least_round_trip);
+        Some(Delivery { least_round_trip: least, ..delivery })
+    }
+
+    /// From now on sends no more than so many bytes a second; what is written beyond that waits in the channel, and then
+    /// its writer. Does nothing to a channel that is no TCP connection.
+    pub fn pace(&self, bytes_per_second: u64) {
+        if let Some(socket) = self.socket() {
+            socket::pace(socket, bytes_per_second);
+        }
+    }
+
+    /// Bytes that were written and that the peer's kernel has not acknowledged: those that were not sent, and those on their
+    /// way. Of a Unix socket as [`Channel::unsent_bytes`].
+    pub fn outstanding_bytes(&self) -> u64 {
+        self.socket().map_or_else(|| self.unsent_bytes(), socket::outstanding)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::{Address, CancelFlag, Listener};
+
+    fn connected() -> (Channel, Channel) {
+        let listener = Listener::bind(&Address::Tcp { host: "127.0.0.1".into(), port: 0 }).unwrap();
+        let (cancel, limit) = (CancelFlag::new(), Duration::from_secs(10));
+        let here = Channel::connect(&listener.local_address(), limit, &cancel).unwrap();
+        (here, listener.accept(Some(limit), &cancel).unwrap())
+    }
+
+    #[test]
+    fn delivery_counts_what_the_peer_has_and_what_is_outstanding() {
+        let (here, there) = connected();
+        let before = here.delivery().expect("TCP");
+        assert!(before.least_round_trip > Duration::ZERO && before.least_round_trip <= before.round_trip);
+        here.write_all(&[7; 1 << 16]).unwrap();
+        there.read_exact(&mut [0; 1 << 16]).unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while here.outstanding_bytes() > 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let after = here.delivery().unwrap();
+        assert_eq!(after.acknowledged_bytes - before.acknowledged_bytes, 1 << 16);
+        assert!(after.queueing() < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn paced_channel_takes_its_time() {
+        let (here, there) = connected();
+        here.pace(4_000_000);
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| there.read_exact(&mut vec![0; 1 << 20]).unwrap());
+            here.write_all(&vec![7; 1 << 20]).unwrap();
+        });
+        // A quarter of a second; what the kernel sends in one go is not paced.
+        assert!(began.elapsed() > Duration::from_millis(100), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn channel_that_is_no_tcp_has_no_delivery() {
+        let (here, _there) = Channel::pair().unwrap();
+        assert_eq!(here.delivery(), None);
+        here.pace(1);
+        here.write_all(&[1; 4096]).unwrap();
+        assert!(here.outstanding_bytes() >= 4096);
+    }
+}

@@ -1,0 +1,56 @@
+//! Features in pairs, as docs/combinations.md lists them: which refuse each other, and in which words; and small migrations with two or
+//! more that no other test combines.
+
+mod at_once;
+mod refused;
+mod together;
+
+use std::sync::Arc;
+
+use sterna::ram::Backing;
+use sterna::{Parameters, Tls, TlsCredentials, TlsEndpoint};
+use sterna_guests::process::{ProcessConfig, ProcessGuest};
+
+use crate::common;
+use crate::support::bank::{Bank, Calls};
+
+/// With credentials for that end.
+fn with_tls(params: &Parameters, directory: &std::path::Path, endpoint: TlsEndpoint) -> Parameters {
+    let credentials = TlsCredentials::from_directory(directory, endpoint, false).unwrap();
+    Parameters { tls: Some(Tls::new(Arc::new(credentials))), ..params.clone() }
+}
+
+/// A guest that runs, and the place for it. `None`, with a word in the log, where this host has too few huge pages for both.
+fn pair(config: &ProcessConfig) -> Option<(Arc<ProcessGuest>, Arc<ProcessGuest>)> {
+    common::trace();
+    let source = ProcessGuest::boot(config.clone());
+    match source.and_then(|source| Ok((source, ProcessGuest::waiting(config.clone())?))) {
+        Ok((source, target)) => {
+            source.cont().unwrap();
+            Some((source, target))
+        }
+        Err(error) => {
+            assert_ne!(config.backing, Backing::Memfd, "{error}");
+            tracing::warn!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// Devices with a stream, of the source and of the destination.
+fn banks(count: u32) -> [Vec<Arc<Bank>>; 2] {
+    banks_of(count, |bank| bank)
+}
+
+/// Such that ask for an acknowledgement before the switchover.
+fn asking_banks(count: u32) -> [Vec<Arc<Bank>>; 2] {
+    banks_of(count, Bank::asking)
+}
+
+fn banks_of(count: u32, change: impl Fn(Bank) -> Bank) -> [Vec<Arc<Bank>>; 2] {
+    let (saves, loads) = (Calls::default(), Calls::default());
+    let bank = |index| Arc::new(change(Bank::new(index, 5, 3_000_000, 1 << 20, &saves)));
+    let ours: Vec<_> = (0..count).map(bank).collect();
+    let theirs = ours.iter().map(|bank| Arc::new(bank.waiting(&loads))).collect();
+    [ours, theirs]
+}
