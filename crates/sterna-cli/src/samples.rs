@@ -82,6 +82,8 @@ pub fn engine_statistics() -> Statistics {
             ..sterna::StreamStatistics::of("vfio-user/0", 0)
         }],
         rdma: None,
+        reconnections: Vec::new(),
+        disconnected: None,
     }
 }
 

@@ -60,6 +60,9 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
         row("pages that the guest does not use", units::count(statistics.free_pages));
     }
     row("channels", statistics.channels.to_string());
+    if !statistics.reconnections.is_empty() {
+        row("reconnections", reconnections(statistics));
+    }
     if let Some(rdma) = &statistics.rdma {
         row("RDMA", of_rdma(rdma));
     }
@@ -105,6 +108,24 @@ pub fn table(record: &Record) -> String {
     }
     let text = table.to_string();
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// Connections that were made anew in a line.
+fn reconnections(statistics: &Statistics) -> String {
+    let all = &statistics.reconnections;
+    let without = all.iter().map(|reconnection| reconnection.took).sum();
+    let again = all.iter().map(|reconnection| reconnection.resent_bytes).sum();
+    let mut text = format!(
+        "{}; {} without a connection, {} of pages sent again",
+        units::count(all.len() as u64),
+        units::time(without),
+        units::bytes(again)
+    );
+    let stood: Duration = all.iter().filter_map(|reconnection| reconnection.stood).sum();
+    if !stood.is_zero() {
+        text += &format!("; the guest stood for {} in switchovers that were taken back", units::time(stood));
+    }
+    text
 }
 
 /// What RDMA did in a line.
@@ -185,6 +206,24 @@ mod tests {
             "check",
         ] {
             assert!(table.contains(name), "{name} is missing in\n{table}");
+        }
+    }
+
+    #[test]
+    fn rows_count_reconnections_and_the_time_without_a_connection() {
+        let one = sterna::stats::Reconnection {
+            took: Duration::from_millis(2300),
+            resent_bytes: 3 << 20,
+            ..Default::default()
+        };
+        let two = sterna::stats::Reconnection { stood: Some(Duration::from_millis(40)), ..one.clone() };
+        let statistics = Statistics { reconnections: vec![one, two], ..samples::engine_statistics() };
+
+        let rows = rows(&Record::new("", "", statistics));
+
+        let (_, text) = rows.into_iter().find(|(name, _)| name == "reconnections").expect("a row");
+        for words in ["2; 4.60 s without", "6.00 MiB of pages sent again", "stood for 40.0 ms"] {
+            assert!(text.contains(words), "{words} in {text}");
         }
     }
 

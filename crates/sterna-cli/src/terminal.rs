@@ -113,6 +113,13 @@ fn line(progress: &Progress) -> String {
     if progress.total_bytes == 0 {
         return String::new();
     }
+    if let Some(left) = progress.reconnect.and_then(|reconnect| reconnect.remaining_ms) {
+        return format!(
+            "connection lost, {} s left of the window  ·  {} remaining",
+            left.div_ceil(1000),
+            units::bytes(progress.remaining_bytes)
+        );
+    }
     let mut parts = vec![
         format!("round {}", progress.round.max(1)),
         units::rate(progress.bandwidth_bytes),
@@ -128,6 +135,16 @@ fn line(progress: &Progress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sterna_qmp::drive::Reconnect;
+
+    #[test]
+    fn line_says_how_long_a_lost_connection_is_waited_for() {
+        let reconnect = Some(Reconnect { remaining_ms: Some(58_100), ..Reconnect::default() });
+        let progress =
+            Progress { total_bytes: 4 << 30, remaining_bytes: 1 << 30, reconnect, ..Progress::default() };
+
+        assert_eq!(line(&progress), "connection lost, 59 s left of the window  ·  1.00 GiB remaining");
+    }
 
     #[test]
     fn line_shows_rate_remaining_dirty_rate_and_expected_downtime() {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error;
 use sterna::{Round, Sample, Statistics, Status as Stage};
-use sterna_qmp::drive::{self, DriveError, Trace, Watch, Wish};
+use sterna_qmp::drive::{self, DriveError, Reconnect, Trace, Watch, Wish};
 
 use crate::exit::{Status, Stop};
 use crate::interrupts::Interrupts;
@@ -24,6 +24,8 @@ pub struct Watcher<'a> {
     can_detach: bool,
     /// When the guest shall go on at the destination before its pages are there.
     postcopy_at: Option<Instant>,
+    /// What was last seen of lost connections.
+    reconnect: Reconnect,
     /// What to do when the connection breaks in postcopy.
     when_paused: Option<String>,
 }
@@ -39,6 +41,7 @@ impl<'a> Watcher<'a> {
             heard: first,
             can_detach: false,
             postcopy_at: None,
+            reconnect: Reconnect::default(),
             when_paused: None,
         }
     }
@@ -73,6 +76,10 @@ impl<'a> Watcher<'a> {
 impl Watch for Watcher<'_> {
     fn show(&mut self, progress: &Progress) {
         self.live.show(progress);
+        let now = progress.reconnect.unwrap_or_default();
+        for text in news(&std::mem::replace(&mut self.reconnect, now), &now) {
+            self.live.note(&text);
+        }
     }
 
     fn wish(&mut self) -> Wish {
@@ -101,6 +108,23 @@ impl Watch for Watcher<'_> {
     fn note(&mut self, text: &str) {
         self.live.note(text);
     }
+}
+
+/// What is to be said of lost connections, of which this was known before.
+fn news(before: &Reconnect, now: &Reconnect) -> Vec<String> {
+    let mut said = Vec::new();
+    if now.reconnections > before.reconnections {
+        let again = units::bytes(now.resent_bytes.saturating_sub(before.resent_bytes));
+        said.push(format!("connected again; {again} of pages had not arrived and are sent once more"));
+    }
+    let is_new = before.remaining_ms.is_none() || now.reconnections > before.reconnections;
+    if let Some(left) = now.remaining_ms.filter(|_| is_new) {
+        let left = left.div_ceil(1000);
+        said.push(format!(
+            "connection lost; the guest runs on at the source, and {left} s are left to connect again"
+        ));
+    }
+    said
 }
 
 /// What matters to a watcher of a migration that may go on in postcopy.
@@ -238,5 +262,29 @@ pub fn end(figures: &Statistics, source: &Monitor) -> Result<Status, Stop> {
             ),
         )),
         _ => Err(Stop::failed(format!("the migration failed and the guest runs on at the source: {why}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_loss_and_each_new_connection_is_told_once() {
+        let none = Reconnect::default();
+        let lost = Reconnect { remaining_ms: Some(4_500), ..none };
+        let later = Reconnect { remaining_ms: Some(3_000), ..none };
+        let back = Reconnect { reconnections: 1, resent_bytes: 2 << 20, remaining_ms: None };
+        let again = Reconnect { reconnections: 2, remaining_ms: Some(5_000), ..back };
+
+        let told = news(&none, &lost);
+        assert!(
+            told.len() == 1 && told[0].contains("connection lost") && told[0].contains("5 s"),
+            "{told:?}"
+        );
+        assert!(news(&lost, &later).is_empty() && news(&none, &none).is_empty());
+        let told = news(&later, &back);
+        assert!(told.len() == 1 && told[0].contains("connected again; 2.00 MiB"), "{told:?}");
+        assert_eq!(news(&lost, &again).len(), 2, "between two looks");
     }
 }

@@ -154,6 +154,21 @@ pub enum MigrationError {
         /// What was measured, and what to change.
         why: String,
     },
+    /// The connection was lost, and no other one came in time.
+    #[error(
+        "the connection was lost ({why}), and none could be made again within {} s{}: see whether the other side still runs, \
+         and migrate again",
+        window.as_secs_f64(),
+        last.as_ref().map_or_else(String::new, |last| format!(" (the last attempt: {last})"))
+    )]
+    NotReconnected {
+        /// How it was lost.
+        why: std::sync::Arc<MigrationError>,
+        /// How long it was tried, or waited for.
+        window: std::time::Duration,
+        /// How the last attempt ended; none of a destination's.
+        last: Option<String>,
+    },
     /// An operator cancelled.
     #[error("cancelled")]
     Cancelled,
@@ -200,6 +215,7 @@ impl MigrationError {
             | Self::NotConverging { .. } => Some(Fault::Local),
             Self::Transport(_, Some(error)) => tls_fault(error).or_else(|| rdma_fault(error)),
             Self::Transport(_, None)
+            | Self::NotReconnected { .. }
             | Self::DiskLost { .. }
             | Self::DestinationFailed(_)
             | Self::Cancelled => None,

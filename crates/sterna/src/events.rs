@@ -105,6 +105,18 @@ pub enum Event {
         /// How long it took.
         took: Duration,
     },
+    /// The connection was lost, and is being made anew, or waited for. The guest runs at the source.
+    ConnectionLost {
+        /// How.
+        why: String,
+    },
+    /// Another connection has taken its place, and the migration goes on.
+    Reconnected {
+        /// Since the loss.
+        took: Duration,
+        /// Bytes of pages that are sent again (source).
+        resent_bytes: u64,
+    },
     /// Something that the operator should know and that does not end the migration.
     Warning(String),
 }

@@ -52,6 +52,7 @@ pub mod params;
 pub mod postcopy;
 pub mod precopy;
 pub mod rdma;
+mod reconnect;
 pub mod replica;
 mod same_host;
 mod settings_error;
@@ -81,8 +82,8 @@ pub use precopy::Recording;
 pub use settings_error::SettingsError;
 pub use start_error::StartError;
 pub use stats::{
-    IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Round, Sample, Statistics,
-    StreamStatistics, SyncParts,
+    IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Reconnection, Round, Sample,
+    Statistics, StreamStatistics, SyncParts,
 };
 pub use sterna_ram as ram;
 pub use sterna_transport::{

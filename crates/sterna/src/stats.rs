@@ -96,6 +96,31 @@ pub struct Statistics {
     /// What RDMA did; `None` over any other transport.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma: Option<RdmaStatistics>,
+    /// Connections that were lost and made anew. Left out of JSON if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reconnections: Vec<Reconnection>,
+    /// Since when the connection is lost that is being made anew; `None` while there is one.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "optional")]
+    pub disconnected: Option<Duration>,
+}
+
+/// A connection that was lost and made anew.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Reconnection {
+    /// When it was lost, since the migration began.
+    #[serde(deserialize_with = "time")]
+    pub at: Duration,
+    /// How long there was none.
+    #[serde(deserialize_with = "time")]
+    pub took: Duration,
+    /// How long the guest stood, if that was in a switchover.
+    #[serde(deserialize_with = "optional")]
+    pub stood: Option<Duration>,
+    /// Bytes of pages that were sent before and were sent again, because they had not arrived.
+    pub resent_bytes: u64,
+    /// How it was lost.
+    pub why: String,
 }
 
 fn is_zero(count: &u64) -> bool {

@@ -143,7 +143,8 @@ pub trait TargetVm: Vm {
     fn threads_of_vcpus(&self) -> Vec<u32> {
         Vec::new()
     }
-    /// Discards all loaded state, so that another migration may come. The engine discards RAM itself.
+    /// Discards all loaded state, so that another migration may come. The engine discards RAM itself. Also called where the
+    /// connection was lost after devices had come and the source comes back: they are loaded again then, and RAM stays.
     fn reset(&self);
 }
 

@@ -194,6 +194,7 @@ fn order(arguments: &Arguments, source: &Monitor, destination: &Monitor) -> migr
         dest_qmp: Some(destination.endpoint().clone()),
         paused: false,
         postcopy: arguments.postcopy,
+        reconnect_window: None,
         same_host: false,
         set,
         cap,

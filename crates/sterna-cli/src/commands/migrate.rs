@@ -25,6 +25,8 @@ use crate::terminal::{self, Live};
 use crate::units::parse_bandwidth;
 use crate::{summary, tls, watch};
 
+const RECONNECT_WINDOW: &str = "x-sterna-reconnect-window";
+
 /// From where, to where, how.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Arguments {
@@ -59,6 +61,11 @@ pub struct Arguments {
     /// the guest runs at the destination, it needs both sides and the link until all of its memory is there
     #[arg(long, value_name = "WHEN", value_parser = postcopy_when, num_args = 0..=1, default_missing_value = "auto")]
     pub postcopy: Option<PostcopyWhen>,
+    /// Make a connection that breaks before the guest is handed over anew, and go on with what had arrived, for so many seconds
+    /// after each loss; meanwhile the guest runs on at the source. Sets x-sterna-reconnect-window, on both sides with `--dest-qmp`.
+    /// Needs a Sterna on both sides, and a network: not rdma:, not a descriptor
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub reconnect_window: Option<u32>,
     /// Measure how the guest writes and print a forecast first; it is stored in the record before the first byte is
     /// sent
     #[arg(long)]
@@ -142,8 +149,12 @@ pub fn execute(arguments: &Arguments) -> Done {
     end
 }
 
-/// The settings that `--postcopy` stands for.
-fn with_postcopy(mut arguments: Arguments) -> Arguments {
+/// The settings that options stand for.
+fn with_settings(mut arguments: Arguments) -> Arguments {
+    if let Some(seconds) = arguments.reconnect_window {
+        let milliseconds = u64::from(seconds) * 1000;
+        arguments.set.push((RECONNECT_WINDOW.to_owned(), milliseconds.to_string()));
+    }
     let Some(when) = arguments.postcopy else { return arguments };
     for name in ["postcopy-ram", "postcopy-preempt"].map(str::to_owned) {
         if !arguments.cap.contains(&name) {
@@ -164,7 +175,7 @@ pub fn drive(
     live: &Live,
     interrupts: &Interrupts,
 ) -> Result<Record, Stop> {
-    let arguments = &with_postcopy(arguments.clone());
+    let arguments = &with_settings(arguments.clone());
     if let Some(destination) = destination.as_deref_mut() {
         handover::compare(source.vm(), destination.vm())?;
     }
@@ -383,10 +394,11 @@ fn listen(arguments: &Arguments, needs: Needs, destination: &mut Monitor) -> Res
 }
 
 /// Settings that the destination must share; the others are the source's alone. Those of RDMA it gets if it `knows` them:
-/// they may differ unless both sides are QEMUs.
+/// they may differ unless both sides are QEMUs. So does the window of a lost connection: without it the source says that it has
+/// no effect.
 fn both_sides(set: &[(String, String)], knows: impl Fn(&str) -> bool) -> Vec<(String, String)> {
-    const OF_RDMA: [&str; 2] = ["x-rdma-chunk-size", "x-sterna-rdma-pinned-limit"];
-    let is_shared = |name: &str| name.starts_with("multifd-") || OF_RDMA.contains(&name) && knows(name);
+    const IF_KNOWN: [&str; 3] = ["x-rdma-chunk-size", "x-sterna-rdma-pinned-limit", RECONNECT_WINDOW];
+    let is_shared = |name: &str| name.starts_with("multifd-") || IF_KNOWN.contains(&name) && knows(name);
     set.iter().filter(|(name, _)| is_shared(name)).cloned().collect()
 }
 
@@ -446,10 +458,16 @@ mod tests {
 
     #[test]
     fn both_sides_keeps_what_the_wire_depends_on() {
-        let set = ["multifd-channels", "x-rdma-chunk-size", "x-sterna-rdma-pinned-limit", "max-bandwidth"]
-            .map(|name| (name.to_owned(), "4M".to_owned()));
+        let all = [
+            "multifd-channels",
+            "x-rdma-chunk-size",
+            "x-sterna-rdma-pinned-limit",
+            RECONNECT_WINDOW,
+            "max-bandwidth",
+        ];
+        let set = all.map(|name| (name.to_owned(), "4M".to_owned()));
 
-        assert_eq!(both_sides(&set, |_| true), set[..3]);
+        assert_eq!(both_sides(&set, |_| true), set[..4]);
         assert_eq!(both_sides(&set, |name| name == "x-rdma-chunk-size"), set[..2]);
         assert_eq!(both_sides(&set, |_| false), set[..1]);
     }

@@ -148,6 +148,7 @@ fn order(arguments: &Arguments, new: &NewProcess) -> migrate::Arguments {
         dest_qmp: None,
         paused: false,
         postcopy: None,
+        reconnect_window: None,
         same_host: true,
         set: arguments.set.clone(),
         cap: Vec::new(),

@@ -15,6 +15,7 @@ mod postcopy;
 mod protect;
 mod protect_devices;
 mod rdma;
+mod reconnect;
 mod same_host;
 mod same_host_devices;
 mod save;

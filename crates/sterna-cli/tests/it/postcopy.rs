@@ -1,4 +1,5 @@
-//! Postcopy of two VMs: a side that dies, a pause, a connection that breaks and is recovered by command, and what a plan says of it.
+//! Postcopy of two VMs: waits, sides that die or are paused, a connection that breaks and is recovered by command, and what a plan says of
+//! it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -171,29 +172,6 @@ fn guest_whose_destination_dies_in_postcopy_is_lost_and_its_source_never_runs_it
     }
 }
 
-#[test]
-fn postcopy_that_is_paused_on_either_side_goes_on_when_it_is_resumed() {
-    for at_the_source in [true, false] {
-        let slowly = json!({
-            "max-bandwidth": 10_000_000, "max-postcopy-bandwidth": 100_000, "x-sterna-reconnect-window": 60_000,
-        });
-        let Some(mut pair) = Pair::in_postcopy("process", &["postcopy-ram"], slowly) else { return };
-        for client in [&mut pair.here, &mut pair.there] {
-            eventually("postcopy", || (status(client) == "postcopy-active").then_some(()));
-        }
-        let client = if at_the_source { &mut pair.here } else { &mut pair.there };
-        client.execute("migrate-pause", json!({})).unwrap();
-        for client in [&mut pair.here, &mut pair.there] {
-            eventually("the pause", || (status(client) == "postcopy-paused").then_some(()));
-        }
-        pair.here.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
-        pair.here.execute("migrate", json!({"uri": pair.uri, "resume": true})).unwrap();
-        for client in [&mut pair.here, &mut pair.there] {
-            eventually("the end", || (status(client) == "completed").then_some(()));
-        }
-    }
-}
-
 /// A way to the destination that can be cut; none gets through after that.
 struct Cable {
     at: String,
@@ -236,13 +214,37 @@ impl Cable {
 }
 
 #[test]
+fn postcopy_that_is_paused_on_either_side_goes_on_when_it_is_resumed() {
+    for at_the_source in [true, false] {
+        let slowly = json!({
+            "max-bandwidth": 10_000_000, "max-postcopy-bandwidth": 100_000, "x-sterna-reconnect-window": 60_000,
+        });
+        let Some(mut pair) = Pair::in_postcopy("process", &["postcopy-ram"], slowly) else { return };
+        for client in [&mut pair.here, &mut pair.there] {
+            eventually("postcopy", || (status(client) == "postcopy-active").then_some(()));
+        }
+        let client = if at_the_source { &mut pair.here } else { &mut pair.there };
+        client.execute("migrate-pause", json!({})).unwrap();
+        for client in [&mut pair.here, &mut pair.there] {
+            eventually("the pause", || (status(client) == "postcopy-paused").then_some(()));
+        }
+        pair.here.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
+        pair.here.execute("migrate", json!({"uri": pair.uri, "resume": true})).unwrap();
+        for client in [&mut pair.here, &mut pair.there] {
+            eventually("the end", || (status(client) == "completed").then_some(()));
+        }
+    }
+}
+
+#[test]
 fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
     let directory = tempfile::tempdir().unwrap();
     let socket = |name: &str| format!("unix:{}", directory.path().join(name).display());
     let source = run("process", &[], &socket("a"));
     let destination = run("process", &["--incoming=defer"], &socket("b"));
     let (here, there) = (client(&socket("a")), client(&socket("b")));
-    let mut pair = Pair { _directory: directory, source, destination, here, there, uri: String::new() };
+    let uri = "tcp:127.0.0.1:0".to_owned();
+    let mut pair = Pair { _directory: directory, source, destination, here, there, uri };
     let on: Value = ["postcopy-ram", "postcopy-preempt"]
         .iter()
         .map(|name| json!({"capability": name, "state": true}))
@@ -250,7 +252,7 @@ fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
     if pair.there.execute("migrate-set-capabilities", json!({ "capabilities": on })).is_err() {
         return;
     }
-    pair.there.execute("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"})).unwrap();
+    pair.there.execute("migrate-incoming", json!({"uri": pair.uri})).unwrap();
     let port = pair.there.execute("query-migrate", json!({})).unwrap()["socket-address"][0]["port"].clone();
     let port: u16 = port.as_str().unwrap().parse().unwrap();
     let cable = Cable::to(port);

@@ -59,6 +59,8 @@ pub struct Destination {
     hooks: Hooks,
     /// SHUT 0 was said, or would have been on a return path.
     committed: bool,
+    /// The source comes back over another connection if this one is lost.
+    reconnects: bool,
     /// `cont` was said while the hooks were missing.
     conts: bool,
     postcopy: Postcopy,
@@ -106,6 +108,7 @@ impl Destination {
             run: true,
             hooks: Hooks::None,
             committed: false,
+            reconnects: false,
             conts: false,
             postcopy: Postcopy::default(),
             cause: None,
@@ -171,6 +174,14 @@ impl Destination {
         self.state == State::Paused || self.may_guest_run() && self.postcopy.is_paused
     }
 
+    /// Whether a connection that is lost now is waited for.
+    #[must_use]
+    pub fn would_suspend(&self) -> bool {
+        let may =
+            matches!(self.state, State::Active | State::Completing | State::Preparing | State::Prepared);
+        may && self.reconnects
+    }
+
     /// What the destination answers to the status question.
     #[must_use]
     pub fn status(&self, id: MigrationId) -> Status {
@@ -193,6 +204,7 @@ impl Destination {
             State::Setup => limits.setup,
             State::Completing => limits.load,
             State::Prepared => limits.prepared,
+            State::Suspended => limits.reconnect,
             State::PostcopyRecover => limits.setup,
             _ => Duration::MAX,
         };

@@ -18,6 +18,12 @@ impl Destination {
             _ => event,
         };
         match (self.state, event) {
+            // Only a source that has committed asks: it does not come back.
+            (S::Suspending | S::Suspended, E::StatusAsked(id)) if self.id == Some(id) => {
+                let answer = A::Answer(self.status(id));
+                let actions = self.fail(now, Cause::NotResumed)?;
+                Ok([vec![answer], actions].concat())
+            }
             (_, E::StatusAsked(id)) => Ok(vec![A::Answer(self.status(id))]),
 
             // The way forward.
@@ -113,6 +119,45 @@ impl Destination {
             (S::Committed | S::Held, e) if is_from_channels(e) => IGNORE,
             // A source without return path closes when it has sent all.
             (S::Completing, E::ConnectionLost) if self.ended && !self.return_path => IGNORE,
+
+            // A lost connection, where another one will do.
+            (S::Active, E::MayReconnect) => {
+                self.reconnects = !self.config.limits.reconnect.is_zero() && self.return_path;
+                IGNORE
+            }
+            (_, E::MayReconnect) => IGNORE,
+            (S::Active, E::PostcopyBegins) => {
+                self.reconnects = false;
+                IGNORE
+            }
+            (_, E::PostcopyBegins) => IGNORE,
+            (_, E::ConnectionLost) if self.would_suspend() => {
+                self.enter(now, S::Suspending);
+                Ok(self.next_suspension(now, vec![A::StopLoading]))
+            }
+            (S::Suspending, E::HooksAcquired | E::HookAcquireFailed) if self.hooks == Hooks::Acquiring => {
+                self.hooks = Hooks::Held;
+                Ok(self.next_suspension(now, Vec::new()))
+            }
+            (S::Suspending, E::HooksGivenBack) => {
+                self.hooks = Hooks::None;
+                Ok(self.next_suspension(now, Vec::new()))
+            }
+            (S::Suspending, E::HookGiveBackFailed) => {
+                self.hooks = Hooks::Stuck;
+                self.fail(now, Cause::LocalFailure)
+            }
+            (S::Suspended, E::Resumed) => {
+                self.prepares = false;
+                self.go(now, S::Active, &[])
+            }
+            (S::Suspended, E::Tick) if self.is_due(now) => self.fail(now, Cause::NotResumed),
+            (S::Suspending | S::Suspended, E::LocalFailure) => self.fail(now, Cause::LocalFailure),
+            (S::Suspending | S::Suspended, E::Abandon) => self.fail(now, Cause::Abandoned),
+            (S::Suspending | S::Suspended, e) if is_from_channels(e) => IGNORE,
+            (S::Suspending | S::Suspended, E::LoadComplete { .. }) => IGNORE,
+            (s, E::SourceGaveUp) if s <= S::Suspended => self.fail(now, Cause::NotResumed),
+            (_, E::SourceGaveUp) => IGNORE,
 
             // Failures before EOF, or before all is loaded: the source runs on.
             (s, E::ConnectionLost) if s <= S::Prepared => self.fail(now, Cause::ConnectionLost),
@@ -299,6 +344,22 @@ impl Destination {
         self.cause = Some(cause);
         self.enter(now, S::Failing);
         self.next_undo(vec![A::StopLoading])
+    }
+
+    /// Adds the next step of a suspension, or the end of it.
+    fn next_suspension(&mut self, now: Duration, mut actions: Vec<A>) -> Vec<A> {
+        match self.hooks {
+            Hooks::Acquiring | Hooks::GivingBack => {}
+            Hooks::Held => {
+                self.hooks = Hooks::GivingBack;
+                actions.push(A::GiveBackHooks);
+            }
+            Hooks::None | Hooks::Stuck => {
+                self.enter(now, S::Suspended);
+                actions.push(A::Suspend);
+            }
+        }
+        actions
     }
 
     /// Adds the next step of the way back, or the end of it.

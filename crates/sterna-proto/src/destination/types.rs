@@ -34,6 +34,10 @@ pub enum State {
     Preparing,
     /// PONG was sent; waits for EOF.
     Prepared,
+    /// The connection was lost, and the source will come back: lanes and loader end, and hooks are given back.
+    Suspending,
+    /// Waits for the source; what came of RAM is kept.
+    Suspended,
     /// EOF was read: the guest is being started.
     Committed,
     /// Everything is here and the guest waits, paused, until it is told that
@@ -58,12 +62,14 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Setup,
         Self::Active,
         Self::Completing,
         Self::Preparing,
         Self::Prepared,
+        Self::Suspending,
+        Self::Suspended,
         Self::Committed,
         Self::Held,
         Self::Postcopy,
@@ -80,7 +86,13 @@ impl State {
     pub fn qemu_status(self) -> &'static str {
         match self {
             Self::Setup => "setup",
-            Self::Active | Self::Completing | Self::Preparing | Self::Prepared | Self::Committed => "active",
+            Self::Active
+            | Self::Completing
+            | Self::Preparing
+            | Self::Prepared
+            | Self::Suspending
+            | Self::Suspended
+            | Self::Committed => "active",
             Self::Postcopy => "postcopy-active",
             Self::PostcopyPaused => "postcopy-paused",
             Self::PostcopyRecover => "postcopy-recover",
@@ -108,6 +120,9 @@ pub enum Event {
     HandoverIdRead(MigrationId),
     /// The PREPARE ping was read. Do not answer it: [`Action::SendPong`] does.
     PrepareRead,
+    /// In postcopy: the source says which pages will be missing. From now on what came of memory is no longer what the
+    /// source believes, so a connection that is lost before RUN ends the migration.
+    PostcopyBegins,
     /// In postcopy: RUN was read. The commit.
     RunRead,
     /// EOF `00` was read.
@@ -150,6 +165,12 @@ pub enum Event {
     ConnectionLost,
     /// The source broke a rule of the format.
     PeerMisbehaved,
+    /// The source comes back if its connection is lost, and this side waits for it.
+    MayReconnect,
+    /// The source has proved that it is back, over the channels of a new session; nothing of the old ones is read any more.
+    Resumed,
+    /// The source has proved that it is itself, and said that it does not come back.
+    SourceGaveUp,
     /// Something of ours failed (a device's load, memory, a thread).
     LocalFailure,
     /// The source asks over a new connection what became of this migration.
@@ -206,6 +227,9 @@ pub enum Action {
     /// Stop every lane and load thread, and return only when none writes guest
     /// RAM any more. The return path stays usable if it still is.
     StopLoading,
+    /// Close this session's channels, which nobody reads any more, and forget what came of devices. RAM stays as it is. From
+    /// now on the source may come back, which is [`Event::Resumed`].
+    Suspend,
     /// Give the hooks that are held back, last first. Ends in
     /// [`Event::HooksGivenBack`] or `HookGiveBackFailed`.
     GiveBackHooks,
@@ -246,6 +270,8 @@ pub enum Cause {
     HookAcquire,
     /// [`Event::GuestStartFailed`].
     GuestStart,
+    /// The connection was lost, and the source did not come back in time, or said that it does not.
+    NotResumed,
     /// [`Event::Abandon`] or [`Event::Discard`].
     Abandoned,
     /// The wait in this state was over its limit.

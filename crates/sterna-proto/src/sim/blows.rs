@@ -52,7 +52,8 @@ impl World<'_> {
         self.block_asks();
         for side in [Side::Source, Side::Destination] {
             let delay = SECOND / 2 + self.rng.below(20 * SECOND);
-            self.push(delay, Item::Broken(side));
+            let session = self.dials.taken();
+            self.push(delay, Item::Broken(side, session));
         }
     }
 
@@ -62,7 +63,8 @@ impl World<'_> {
             link.cut = true;
             link.generation += 1;
             let delay = self.rng.below(2_000);
-            self.push(delay, Item::Broken(side));
+            let session = self.dials.taken();
+            self.push(delay, Item::Broken(side, session));
         }
     }
 
@@ -91,7 +93,8 @@ impl World<'_> {
         if !link.cut {
             let delay = link.last_arrival.max(now) - now;
             link.cut = true;
-            self.push(delay + 1, Item::Broken(peer));
+            let session = self.dials.taken();
+            self.push(delay + 1, Item::Broken(peer, session));
         }
     }
 }

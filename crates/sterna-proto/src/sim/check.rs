@@ -37,6 +37,10 @@ impl World<'_> {
                 self.violate("invariant 1: the source's guest runs without its hooks");
             }
         }
+        let is_suspended = self.destination_state() == Some(D::Suspended) && self.destination.alive;
+        if is_suspended && self.locks_some(Owner::Destination) {
+            self.violate("invariant 3: the destination waits for its source and keeps hooks");
+        }
         if self.destination.running && !self.holds_all(Owner::Destination) {
             self.violate("invariant 1: the destination's guest runs without its hooks");
         }
@@ -216,5 +220,5 @@ impl World<'_> {
 
 /// Between the action and its report the guest changes before the machine.
 fn machine_is_stopping_or_resuming(state: S) -> bool {
-    matches!(state, S::Stopping | S::Cancelling | S::Failing)
+    matches!(state, S::Stopping | S::Suspending | S::Cancelling | S::Failing)
 }

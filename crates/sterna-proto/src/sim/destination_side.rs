@@ -80,6 +80,10 @@ impl World<'_> {
             Action::ReportHeld(why) => return self.destination_held(why),
             Action::GiveBackHooks => Work::Do(Effect::GiveBack),
             Action::CloseChannels => return self.close(Side::Destination),
+            Action::Suspend => {
+                self.close(Side::Destination);
+                return self.resume_pending();
+            }
             Action::ResetMemory => {
                 self.facts.memory_used = false;
                 return;
@@ -248,13 +252,22 @@ impl World<'_> {
             }
             Message::Hello => self.send(Side::Source, Message::HelloPong { sterna: true }),
             Message::HandoverId => self.destination_event(Event::HandoverIdRead(ID)),
+            Message::Reconnects => {
+                self.destination_event(Event::MayReconnect);
+                self.send(Side::Source, Message::ReconnectsPong);
+            }
             Message::Compatibility => self.send(Side::Source, Message::CompatibilityPong),
             Message::DeviceAsks => self.send(Side::Source, Message::Ack),
             Message::Ram => {
                 // Lanes that were stopped write no more.
                 self.facts.memory_used |= self.destination_state() == Some(State::Active);
             }
-            Message::Final => self.facts.final_arrived = true,
+            Message::Final => {
+                self.facts.final_arrived = true;
+                if self.schedule.postcopy {
+                    self.destination_event(Event::PostcopyBegins);
+                }
+            }
             Message::Prepare => self.destination_event(Event::PrepareRead),
             Message::Run => self.destination_event(Event::RunRead),
             Message::Page(page) => self.places(page),

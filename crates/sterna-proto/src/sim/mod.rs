@@ -3,7 +3,7 @@
 //! It owns what the machines do not: time, two processes with a guest, two
 //! exclusive hooks and dirty tracking, and the network between them, an
 //! ordered stream in each direction that delays, is cut for good, or loses
-//! what is under way, plus the connections of the status question. A
+//! what is under way, plus the connections of the status question, and those that take its place when it is lost. A
 //! [`Schedule`] follows from one seed: who talks to whom (two Sternas, QEMU as
 //! either side), what is configured, and which faults are placed where. After
 //! every step the invariants 1 and 3 of the design are checked, and at the end
@@ -21,10 +21,12 @@ mod blows;
 mod check;
 mod coverage;
 mod destination_side;
+mod dials;
 mod network;
 mod planted;
 mod qemu;
 mod qemu_state;
+mod reconnect;
 mod recovery;
 mod rng;
 mod schedule;

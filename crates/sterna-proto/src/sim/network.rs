@@ -1,6 +1,7 @@
 //! The main connection: an ordered stream in each direction that delays, loses
 //! everything after a cut, and ends in order or not.
 
+use super::planted::Planted;
 use super::world::{Item, Link, Message, Side, World};
 
 impl World<'_> {
@@ -48,7 +49,8 @@ impl World<'_> {
     }
 
     pub(super) fn arrives(&mut self, side: Side, message: Message, generation: u32) {
-        if self.link_to(side).generation != generation {
+        let hears_lost = side == Side::Source && self.schedule.planted == Some(Planted::HearLostConnection);
+        if self.link_to(side).generation != generation && !hears_lost {
             return;
         }
         let (alive, open) = match side {

@@ -29,6 +29,12 @@ pub enum Planted {
     KeepHooks,
     /// Destination: fails without resetting the memory.
     KeepMemory,
+    /// Destination: waits for its source with its hooks held.
+    SuspendWithHooks,
+    /// Destination: lets a session begin that has begun before.
+    TakeStaleDial,
+    /// Source: hears what a lost connection still brings.
+    HearLostConnection,
     /// Destination: starts the guest as soon as it is prepared.
     StartBeforeCommit,
     /// Destination, in postcopy: says that the guest was started before it was.
@@ -81,7 +87,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every planted bug.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -91,6 +97,9 @@ impl Planted {
         Self::CommitOnLoss,
         Self::KeepHooks,
         Self::KeepMemory,
+        Self::SuspendWithHooks,
+        Self::TakeStaleDial,
+        Self::HearLostConnection,
         Self::StartBeforeCommit,
         Self::SayStartedBeforeStart,
         Self::ShutWithPagesMissing,
@@ -233,6 +242,11 @@ impl Planted {
             }
             Self::ShutFailureBeforeHooksBack if actions.contains(&D::StopLoading) => {
                 actions.insert(1, D::SendShut(1));
+            }
+            Self::SuspendWithHooks
+                if machine.state() == State::Suspending && remove(&mut actions, D::GiveBackHooks) =>
+            {
+                actions.extend(machine.handle(now, E::HooksGivenBack)?);
             }
             Self::KeepHooks if remove(&mut actions, D::GiveBackHooks) => {
                 actions.extend(machine.handle(now, E::HooksGivenBack)?);

@@ -14,17 +14,19 @@ const LOOK: u64 = 1_000;
 impl World<'_> {
     /// The source performs `Recover`.
     pub(super) fn source_dials(&mut self) {
-        self.facts.session += 1;
-        let session = self.facts.session;
+        // One row of numbers with the sessions of precopy: an old connection of either kind is refused.
+        self.dials.last += 1;
+        let session = self.dials.last;
+        self.facts.session = session;
         let delay = self.network_delay();
         let is_blocked = self.now < self.asks_blocked_until || self.rng.percent(10);
-        self.push(delay, if is_blocked { Item::NotConnected(session) } else { Item::Dial(session) });
+        self.push(delay, if is_blocked { Item::NotConnected(session) } else { Item::RecoveryDial(session) });
     }
 
     /// It reaches the destination's address.
-    pub(super) fn dial(&mut self, session: u32) {
-        let is_stale =
-            session <= self.facts.newest && self.schedule.planted != Some(Planted::AcceptStaleSession);
+    pub(super) fn recovery_dialled(&mut self, session: u32) {
+        let is_stale = session <= self.facts.newest.max(self.dials.taken())
+            && self.schedule.planted != Some(Planted::AcceptStaleSession);
         if is_stale || !self.lacks_pages() || self.schedule.pairing != Pairing::Sternas {
             return self.refuse(session);
         }
@@ -49,6 +51,7 @@ impl World<'_> {
             let link = self.link_to(side);
             (link.cut, link.generation) = (false, link.generation + 1);
         }
+        self.dials.taken = session;
         self.destination.open = true;
         self.destination_event(destination::Event::RecoveryBegun);
         let delay = self.network_delay();
@@ -69,7 +72,7 @@ impl World<'_> {
         if session != self.facts.session || self.source_state() != Some(State::PostcopyRecover) {
             // It has given this attempt up, which the destination notices unless a newer one has come.
             if session == self.facts.newest {
-                self.push(LOOK, Item::Broken(Side::Destination));
+                self.push(LOOK, Item::Broken(Side::Destination, session));
             }
             return;
         }

@@ -157,8 +157,6 @@ pub struct Schedule {
     pub postcopy: bool,
     /// An operator lets a paused postcopy go on.
     pub resumes: bool,
-    /// The source connects again by itself.
-    pub reconnects: bool,
     /// How many devices of the source ask (`Modern`).
     pub asks: u8,
     /// Messages may take longer than limits.
@@ -169,6 +167,8 @@ pub struct Schedule {
     pub operator_decides: bool,
     /// Hooks are exclusive, as a disk lock is; without, whoever asks gets them.
     pub locks: bool,
+    /// The source connects again by itself when a connection is lost, before and after a switch to postcopy.
+    pub reconnects: bool,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// A bug planted in one of the two sides.
@@ -201,12 +201,12 @@ impl Schedule {
             ]),
             postcopy: false,
             resumes: false,
-            reconnects: false,
             asks: rng.below(3) as u8,
             slow_network: rng.percent(15),
             slow_local: rng.percent(15),
             operator_decides: rng.percent(50),
             locks: rng.percent(75),
+            reconnects: false,
             faults: Vec::new(),
             planted: None,
         };
@@ -217,8 +217,37 @@ impl Schedule {
         schedule.postcopy = can_do_postcopy && rng.percent(40);
         schedule.resumes = schedule.postcopy && rng.percent(60);
         schedule.reconnects = schedule.postcopy && rng.percent(30);
+        let loses = pairing == Pairing::Sternas && rng.percent(50);
+        schedule.reconnects |= loses;
         schedule.draw_faults(&mut rng);
+        if loses {
+            schedule.draw_losses(&mut rng);
+        }
         schedule
+    }
+
+    /// Losses before the commit, and what befalls the states that follow them.
+    fn draw_losses(&mut self, rng: &mut Rng) {
+        use source::State as S;
+        for _ in 0..rng.pick(&[0, 1, 1, 2, 3]) {
+            let state = rng.pick(&[S::Active, S::Stopping, S::Releasing, S::Switchover, S::Preparing]);
+            let blow = rng.pick(&[Blow::Reset, Blow::Reset, Blow::CutBoth, Blow::CutBack, Blow::CutForward]);
+            self.faults.push(Fault::At { place: Place::Source(state), delay: rng.below(4_000), blow });
+        }
+        if rng.percent(30) {
+            let prepared = Place::Destination(destination::State::Prepared);
+            let blow = rng.pick(&[Blow::Reset, Blow::CutBack, Blow::CutBoth]);
+            self.faults.push(Fault::At { place: prepared, delay: rng.below(200), blow });
+        }
+        if rng.percent(60) {
+            let place = rng.pick(&[
+                Place::Source(S::Suspending),
+                Place::Source(S::Reconnecting),
+                Place::Destination(destination::State::Suspending),
+                Place::Destination(destination::State::Suspended),
+            ]);
+            self.faults.push(strike(rng, place));
+        }
     }
 
     fn draw_faults(&mut self, rng: &mut Rng) {

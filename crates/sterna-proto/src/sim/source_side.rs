@@ -50,9 +50,19 @@ impl World<'_> {
                 self.send(Side::Destination, Message::Hello);
                 return;
             }
-            Action::SendHandoverId => return self.send(Side::Destination, Message::HandoverId),
+            Action::SendHandoverId => {
+                self.send(Side::Destination, Message::HandoverId);
+                if self.schedule.reconnects {
+                    self.send(Side::Destination, Message::Reconnects);
+                }
+                return;
+            }
             Action::Compare => return self.send(Side::Destination, Message::Compatibility),
-            Action::StartPrecopy => {
+            Action::Reconnect => return self.dial(),
+            Action::StartPrecopy | Action::ResumePrecopy => {
+                if action == Action::ResumePrecopy {
+                    self.send(Side::Destination, Message::OpenReturnPath);
+                }
                 self.facts.tracking = true;
                 for _ in 0..2 {
                     self.send(Side::Destination, Message::Ram);
@@ -68,8 +78,11 @@ impl World<'_> {
             }
             Action::StopGuest => Work::Do(Effect::Stop),
             Action::ReleaseHooks => Work::Do(Effect::Release),
-            Action::SendFinalState => Work::Final,
-            Action::SendPrepare => return self.send(Side::Destination, Message::Prepare),
+            Action::SendFinalState => Work::Final(self.dials.session()),
+            Action::SendPrepare => {
+                self.lost_connection_comes_back();
+                return self.send(Side::Destination, Message::Prepare);
+            }
             Action::SendEof => Work::EofByte,
             Action::SendRun => Work::RunByte,
             Action::SendPages => Work::Pages,
@@ -91,6 +104,7 @@ impl World<'_> {
                 let delay = self.network_delay();
                 return self.push(delay, Item::QuestionArrives);
             }
+            Action::BreakOff => return self.close(Side::Source),
             Action::CloseChannels => {
                 self.close(Side::Source);
                 Work::Closed
@@ -137,7 +151,8 @@ impl World<'_> {
                     false => Event::SwitchoverRequested { guest_running },
                 });
             }
-            Work::Final if self.source.open => {
+            // An engine that closes its channels drops what it was sending.
+            Work::Final(session) if self.source.open && session == self.dials.session() => {
                 self.send(Side::Destination, Message::Final);
                 self.source_event(Event::FinalStateSent);
             }
@@ -165,7 +180,6 @@ impl World<'_> {
                 self.facts.pages_out = true;
                 self.send(Side::Destination, Message::Eof);
             }
-            // An engine that closes its channels drops what it was sending.
             Work::EofDone if self.source.open => self.source_event(Event::EofSent),
             Work::Closed => {
                 // Nothing of these channels is fed any more.
@@ -265,6 +279,7 @@ impl World<'_> {
                 let features = u16::from(sterna);
                 self.source_event(Event::PeerIdentified(Peer { sterna, features }));
             }
+            Message::ReconnectsPong => self.source_event(Event::MayReconnect),
             Message::CompatibilityPong => self.source_event(Event::CompatibilityAccepted),
             Message::Ack => self.source_event(Event::SwitchoverAck),
             Message::Bitmap(bits) => self.hears_bitmap(bits),

@@ -2,6 +2,7 @@
 //! network between them, and the blows that strike it.
 
 use super::coverage::Coverage;
+use super::dials::{DialEnd, Dials};
 use super::qemu_state::{QemuDestination, QemuSource};
 use super::rng::Rng;
 use super::schedule::{Blow, Effect, Fault, Micros, Pairing, Place, Schedule};
@@ -40,6 +41,7 @@ pub(super) enum Message {
     OpenReturnPath,
     Hello,
     HandoverId,
+    Reconnects,
     Compatibility,
     Ram,
     DeviceAsks,
@@ -55,6 +57,7 @@ pub(super) enum Message {
         sterna: bool,
     },
     CompatibilityPong,
+    ReconnectsPong,
     Ack,
     PreparePong,
     Started,
@@ -74,17 +77,21 @@ pub(super) enum Item {
     Arrives(Side, Message, u32),
     /// The peer's orderly close reaches this side.
     Closed(Side, u32),
-    /// This side notices that the connection is broken.
-    Broken(Side),
+    /// This side notices that the connection of this session is broken.
+    Broken(Side, u32),
     QuestionArrives,
-    /// A source that has begun this session reaches the destination.
-    Dial(u32),
+    /// In postcopy: a source that has begun this session reaches the destination.
+    RecoveryDial(u32),
     /// It waits to be let in.
     Waits(u32),
     /// It was let in, or not.
     Connected(u32),
     NotConnected(u32),
     Answer(Option<Status>),
+    /// The source's dial of this number reaches the destination's address.
+    Dial(u32),
+    /// The source learns how it ended.
+    DialEnds(u32, DialEnd),
     Strikes(Blow),
     Operator(Command),
 }
@@ -95,7 +102,8 @@ pub(super) enum Work {
     Connect,
     WantSwitchover,
     DeviceAsks,
-    Final,
+    /// In this session.
+    Final(u32),
     EofByte,
     RunByte,
     EofDone,
@@ -193,6 +201,7 @@ pub(super) struct World<'a> {
     pub(super) hooks: [Owner; 2],
     pub(super) facts: Facts,
     pub(super) asks_blocked_until: Micros,
+    pub(super) dials: Dials,
     struck: u64,
     failures: [u8; Effect::ALL.len()],
     pub(super) coverage: &'a mut Coverage,
@@ -230,10 +239,10 @@ pub(super) fn limits() -> Limits {
         ask_interval: s(1),
         reacquire: s(60),
         reacquire_interval: s(1),
+        reconnect: s(20),
+        reconnect_interval: s(1),
         load: s(5),
         prepared: s(8),
-        reconnect: Duration::ZERO,
-        reconnect_interval: s(1),
     }
 }
 
@@ -280,6 +289,7 @@ impl<'a> World<'a> {
             hooks: [Owner::Source; 2],
             facts: Facts::default(),
             asks_blocked_until: 0,
+            dials: Dials::default(),
             struck: 0,
             failures,
             coverage,
@@ -358,18 +368,21 @@ impl<'a> World<'a> {
             Item::DestinationDoes(work) if self.destination.alive => self.destination_does(work),
             Item::SourceDoes(_) | Item::DestinationDoes(_) => {}
             Item::Arrives(side, message, generation) => self.arrives(side, message, generation),
+            Item::Broken(side, session) if session == self.dials.taken() => self.broken(side),
+            Item::Broken(..) => {}
             Item::Closed(side, generation) => {
                 if self.link_to(side).generation == generation {
                     self.broken(side);
                 }
             }
-            Item::Broken(side) => self.broken(side),
             Item::QuestionArrives => self.question(),
-            Item::Dial(session) => self.dial(session),
+            Item::RecoveryDial(session) => self.recovery_dialled(session),
             Item::Waits(session) => self.waits(session),
             Item::Connected(session) => self.connected(session),
             Item::NotConnected(session) => self.not_connected(session),
             Item::Answer(status) => self.answer(status),
+            Item::Dial(number) => self.dialled(number),
+            Item::DialEnds(number, end) => self.dial_ended(number, end),
             Item::Strikes(blow) => self.strikes(blow),
             Item::Operator(command) => self.operator(command),
         }

@@ -27,6 +27,8 @@ pub(super) struct Ledger {
     /// How the migration will have ended.
     pub(super) end: Option<End>,
     pub(super) hold: Option<Hold>,
+    /// Attempts to connect again end here.
+    pub(super) reconnect_until: Option<Duration>,
     /// Attempts to re-acquire hooks end here.
     pub(super) reacquire_until: Option<Duration>,
 }

@@ -18,6 +18,11 @@
 //!      Cancelled/Failed   Held ──cont──► again           asks again
 //! ```
 //!
+//! A connection that is lost before the PONG ends nothing if both sides can go on over another one: from Active to Preparing
+//! ─► Suspending (channels closed, hooks back, guest resumed) ─► Reconnecting ─► Active, until
+//! [`Limits::reconnect`](crate::Limits::reconnect) is over. Once postcopy was requested a loss fails, as without that: the
+//! destination has dropped pages by then.
+//!
 //! With [`Config::protects`] the destination is a standby: Switchover ─►
 //! Seeding ─SHUT 0─► Protected, and the guest stays here. Nothing is
 //! committed, so any failure up to there lets it run on.
@@ -62,6 +67,8 @@ pub struct Source {
     peer: Peer,
     acks_due: u32,
     acks_arrived: u32,
+    /// A lost connection is made anew.
+    reconnects: bool,
     ledger: Ledger,
 }
 
@@ -75,8 +82,9 @@ impl Source {
             state: State::Setup,
             deadline: after(now, config.limits.setup),
             peer: Peer::default(),
-            acks_due: u32::from(config.switchover_ack == SwitchoverAck::Legacy),
+            acks_due: first_acks(&config),
             acks_arrived: 0,
+            reconnects: false,
             ledger: Ledger::default(),
         }
     }
@@ -122,6 +130,21 @@ impl Source {
         self.acks_arrived >= self.acks_due
     }
 
+    /// Whether a connection that is lost now is made anew. Not once postcopy was requested: the destination drops pages then.
+    #[must_use]
+    pub fn would_reconnect(&self) -> bool {
+        let may = matches!(
+            self.state,
+            State::Active
+                | State::Stopping
+                | State::PreSwitchover
+                | State::Releasing
+                | State::Switchover
+                | State::Preparing
+        );
+        may && self.reconnects && !self.ledger.postcopy
+    }
+
     /// Whether the guest goes on at the destination before its pages are there.
     #[must_use]
     pub fn is_postcopy(&self) -> bool {
@@ -146,4 +169,9 @@ impl Source {
         self.state = state;
         self.deadline = after(now, limit);
     }
+}
+
+/// Acknowledgements that are due before any device has asked.
+fn first_acks(config: &Config) -> u32 {
+    u32::from(config.switchover_ack == SwitchoverAck::Legacy)
 }

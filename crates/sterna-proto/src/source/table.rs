@@ -1,7 +1,9 @@
 //! Every transition of the source, in one table.
 
 use super::ledger::{Guest, Hooks};
-use super::{Action as A, Cause, Decision, Event as E, Peer, Refusal, Source, State as S, SwitchoverAck};
+use super::{
+    Action as A, Cause, Decision, Event as E, Peer, Refusal, Source, State as S, SwitchoverAck, first_acks,
+};
 use crate::Status;
 use crate::limits::after;
 use std::time::Duration;
@@ -38,6 +40,8 @@ impl Source {
             (S::Active, E::PostcopyRequested { guest_running }) => {
                 self.switch_to_postcopy(now, guest_running)
             }
+            // It is asked for again over the next connection.
+            (S::Suspending | S::Reconnecting, E::PostcopyRequested { .. }) => IGNORE,
             (state, E::PostcopyRequested { .. }) => Err(Refusal::NotActive { state }),
             (S::Stopping, E::GuestStopped { was_running }) => self.stopped(now, was_running),
             (S::PreSwitchover, E::OperatorContinue) => self.release_hooks(now),
@@ -62,6 +66,30 @@ impl Source {
             (state @ S::Protected, E::ResumeRequested) => Err(Refusal::NotPostcopyPaused { state }),
             (state @ S::Protected, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
             (S::Protected, event) => self.in_protection(now, event),
+
+            // A lost connection, where another one will do.
+            (s, E::MayReconnect) if is_before_commit(s) => {
+                self.reconnects = !self.config.limits.reconnect.is_zero() && !self.config.protects;
+                IGNORE
+            }
+            (_, E::ConnectionLost) if self.would_reconnect() => self.suspend(now),
+            (S::Suspending, event) if is_undo(event) => self.undo_event(now, event),
+            (S::Reconnecting, E::Reconnected) => self.reconnected(now),
+            (S::Reconnecting, E::ReconnectFailed) => {
+                let next = after(now, self.config.limits.reconnect_interval);
+                self.deadline = [next, self.ledger.reconnect_until].into_iter().flatten().min();
+                IGNORE
+            }
+            (S::Reconnecting, E::ReconnectRefused) => self.fail(now, Cause::NotReconnected),
+            (S::Reconnecting, E::Tick) if self.ledger.reconnect_until.is_some_and(|until| now >= until) => {
+                self.fail(now, Cause::NotReconnected)
+            }
+            (S::Reconnecting, E::Tick) if self.is_due(now) => {
+                self.deadline = self.ledger.reconnect_until;
+                Ok(vec![A::Reconnect])
+            }
+            // What the lost channels, and whoever used them, still had to say.
+            (S::Suspending | S::Reconnecting, event) if is_of_session(event) => IGNORE,
 
             // Switchover acknowledgements: one more than due is a lie (spec §5.3).
             (s, E::DeviceAsksAck) if is_before_commit(s) => self.device_asks(),
@@ -151,6 +179,7 @@ impl Source {
                 | E::ConnectionLost
                 | E::PeerMisbehaved
                 | E::LocalFailure
+                | E::MayReconnect
                 | E::AskAnswered(_)
                 | E::AskFailed,
             ) => IGNORE,
@@ -182,6 +211,13 @@ impl Source {
         self.ledger.tracking = true;
         self.enter(now, S::Active);
         Ok([before, &[A::StartPrecopy]].concat())
+    }
+
+    fn reconnected(&mut self, now: Duration) -> Step {
+        // Devices are counted anew, and the destination acknowledges anew.
+        self.acks_due = first_acks(&self.config);
+        self.acks_arrived = 0;
+        self.go(now, S::Active, &[A::ResumePrecopy])
     }
 
     fn device_asks(&mut self) -> Step {
@@ -269,6 +305,21 @@ impl Source {
         }
         Ok(actions)
     }
+}
+
+/// Events that a session's channels cause, or the work over them.
+fn is_of_session(event: E) -> bool {
+    matches!(
+        event,
+        E::ConnectionLost
+            | E::PeerMisbehaved
+            | E::Shut(_)
+            | E::SwitchoverAck
+            | E::DeviceAsksAck
+            | E::SwitchoverRequested { .. }
+            | E::FinalStateSent
+            | E::PrepareAcknowledged
+    )
 }
 
 fn is_before_commit(state: S) -> bool {

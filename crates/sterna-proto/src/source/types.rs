@@ -72,6 +72,11 @@ pub enum State {
     Protected,
     /// The PREPARE ping was sent; waits for its PONG.
     Preparing,
+    /// The connection was lost, and another one will be made: what the switchover had begun is being undone, and the guest
+    /// runs on.
+    Suspending,
+    /// The guest runs here, its writes are tracked, and the source connects again.
+    Reconnecting,
     /// Committed: EOF, in postcopy RUN, is being handed to the transport.
     Committing,
     /// EOF was sent; waits for SHUT. In postcopy RUN was sent; waits to hear
@@ -104,7 +109,7 @@ pub enum State {
 
 impl State {
     /// Every state, in order.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::Setup,
         Self::Identifying,
         Self::Comparing,
@@ -116,6 +121,8 @@ impl State {
         Self::Seeding,
         Self::Protected,
         Self::Preparing,
+        Self::Suspending,
+        Self::Reconnecting,
         Self::Committing,
         Self::AwaitingAck,
         Self::Postcopy,
@@ -135,7 +142,7 @@ impl State {
     pub fn qemu_status(self) -> &'static str {
         match self {
             Self::Setup | Self::Identifying | Self::Comparing => "setup",
-            Self::Active | Self::Stopping => "active",
+            Self::Active | Self::Stopping | Self::Suspending | Self::Reconnecting => "active",
             Self::PreSwitchover => "pre-switchover",
             Self::Releasing
             | Self::Switchover
@@ -269,6 +276,14 @@ pub enum Event {
     AskAnswered(Status),
     /// [`Action::AskAgain`] brought no answer.
     AskFailed,
+    /// Both sides can go on over another connection if this one is lost.
+    MayReconnect,
+    /// [`Action::Reconnect`] ended: the channels of a new session are up, and the destination has said what it holds.
+    Reconnected,
+    /// [`Action::Reconnect`] brought no connection.
+    ReconnectFailed,
+    /// The destination has answered [`Action::Reconnect`]: it does not go on with this migration.
+    ReconnectRefused,
     /// QMP `migrate_cancel`.
     Cancel,
     /// The guest of a protection stands, by the word of the protection's own
@@ -356,6 +371,14 @@ pub enum Action {
     /// Shut every channel down, and return only when no thread of this
     /// migration sends, or reads guest RAM, any more.
     CloseChannels,
+    /// Shut every channel down, as [`Action::CloseChannels`] does; the migration goes on over others. No event of these
+    /// channels may be fed once this is done.
+    BreakOff,
+    /// Try once to connect again. Ends in [`Event::Reconnected`], `ReconnectFailed` or `ReconnectRefused`.
+    Reconnect,
+    /// Go on with precopy over the new channels: what the destination lacks, and what was written since. Ends as
+    /// [`Action::StartPrecopy`].
+    ResumePrecopy,
     /// Re-acquire in reverse order the hooks that are released. Ends in
     /// [`Event::HooksReacquired`] or `HooksReacquireFailed`.
     ReacquireHooks,
@@ -388,6 +411,8 @@ pub enum Cause {
     DestinationFailed(u32),
     /// The destination answered that it never runs the guest.
     DestinationNever,
+    /// The connection was lost, and no other one could be made in time, or the destination does not go on.
+    NotReconnected,
     /// The operator decided that the source runs the guest.
     OperatorDecided,
     /// [`Event::PauseRequested`].

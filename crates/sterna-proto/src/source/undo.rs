@@ -34,7 +34,7 @@ impl Source {
             _ => S::Failing,
         };
         self.set_out(now, state);
-        Ok(self.next_undo(Vec::new()))
+        Ok(self.next_undo(now, Vec::new()))
     }
 
     /// An event that the undoing may be waiting for; others are late.
@@ -74,13 +74,23 @@ impl Source {
             }
             _ => return Ok(Vec::new()),
         }
-        Ok(self.next_undo(Vec::new()))
+        Ok(self.next_undo(now, Vec::new()))
+    }
+
+    /// The connection is lost, and the migration goes on over another one once the guest is as before the switchover.
+    pub(super) fn suspend(&mut self, now: Duration) -> Result<Vec<A>, Refusal> {
+        self.set_out(now, S::Suspending);
+        Ok(self.next_undo(now, vec![A::BreakOff]))
     }
 
     fn begin_undo(&mut self, now: Duration, state: S, end: End) -> Result<Vec<A>, Refusal> {
         self.ledger.end = Some(end);
+        // From Suspending: the tick that it waits for is not due any more.
+        if self.ledger.hooks == Hooks::Retrying {
+            self.ledger.hooks = Hooks::Released;
+        }
         self.set_out(now, state);
-        Ok(self.next_undo(vec![A::CloseChannels]))
+        Ok(self.next_undo(now, vec![A::CloseChannels]))
     }
 
     fn set_out(&mut self, now: Duration, state: S) {
@@ -89,7 +99,7 @@ impl Source {
     }
 
     /// Adds the next step of the way back, or the end of it.
-    fn next_undo(&mut self, mut actions: Vec<A>) -> Vec<A> {
+    fn next_undo(&mut self, now: Duration, mut actions: Vec<A>) -> Vec<A> {
         let ledger = &mut self.ledger;
         // Half an effect cannot be taken back: wait for its end.
         let under_way = matches!(ledger.guest, Guest::Stopping | Guest::Resuming)
@@ -112,6 +122,9 @@ impl Source {
                 _ => ledger.guest = Guest::Free,
             }
         }
+        if self.state == S::Suspending {
+            return self.next_connection(now, actions);
+        }
         if ledger.tracking {
             if !ledger.untracking {
                 ledger.untracking = true;
@@ -120,6 +133,20 @@ impl Source {
             return actions;
         }
         self.finish(actions)
+    }
+
+    /// All is as before the switchover; or it is not, and then the migration is over.
+    fn next_connection(&mut self, now: Duration, mut actions: Vec<A>) -> Vec<A> {
+        if self.ledger.hold.is_some() {
+            self.ledger.end = Some(End::Failed(Cause::ConnectionLost));
+            self.enter(now, S::Failing);
+            return self.next_undo(now, actions);
+        }
+        self.enter(now, S::Reconnecting);
+        self.ledger.reconnect_until = after(now, self.config.limits.reconnect);
+        self.deadline = self.ledger.reconnect_until;
+        actions.push(A::Reconnect);
+        actions
     }
 
     fn finish(&mut self, mut actions: Vec<A>) -> Vec<A> {

@@ -48,6 +48,45 @@ fn source_prepares_a_sterna_and_commits_with_run() {
 }
 
 #[test]
+fn a_loss_in_the_switch_is_not_waited_for_and_one_before_it_is() {
+    use src::{Event as E, State as S};
+    let limits = sterna_proto::Limits { reconnect: Duration::from_secs(30), ..Default::default() };
+    let config = src::Config { return_path: true, postcopy: true, limits, ..Default::default() };
+    let mut machine = Source::new(config, NOW);
+    let sterna = src::Peer { sterna: true, features: 0 };
+    for event in [E::ChannelsReady, E::PeerIdentified(sterna), E::MayReconnect] {
+        machine.handle(NOW, event).expect("not refused");
+    }
+    let mut lost = machine.clone();
+    lost.handle(NOW, E::ConnectionLost).expect("not refused");
+    assert_eq!(lost.state(), S::Reconnecting);
+    // Over the new connection it may switch, too.
+    for event in [E::Reconnected, GO, E::GuestStopped { was_running: true }, E::HooksReleased] {
+        lost.handle(NOW, event).expect("not refused");
+    }
+    assert!(lost.is_postcopy() && !lost.would_reconnect());
+    for after in
+        [&[GO][..], &[GO, E::GuestStopped { was_running: true }, E::HooksReleased, E::FinalStateSent]]
+    {
+        let mut machine = machine.clone();
+        for event in after.iter().chain(&[E::ConnectionLost]) {
+            machine.handle(NOW, *event).expect("not refused");
+        }
+        assert_eq!(machine.state(), S::Failing);
+    }
+    let config = dst::Config { limits, ..Default::default() };
+    let mut machine = Destination::new(config, NOW);
+    use dst::Event as D;
+    for event in [D::ChannelsReady, D::ReturnPathOpened, D::HandoverIdRead(ID), D::MayReconnect] {
+        machine.handle(NOW, event).expect("not refused");
+    }
+    assert!(machine.would_suspend());
+    machine.handle(NOW, D::PostcopyBegins).expect("not refused");
+    machine.handle(NOW, D::ConnectionLost).expect("not refused");
+    assert_eq!(machine.state(), dst::State::Failed);
+}
+
+#[test]
 fn source_commits_to_a_qemu_with_the_package() {
     let mut machine = active(false);
     let mut tell = |event| machine.handle(NOW, event).expect("not refused");

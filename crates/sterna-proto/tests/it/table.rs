@@ -7,12 +7,17 @@ use std::fmt::{Debug, Display, Write};
 use std::time::Duration;
 use sterna_proto::destination::{self as dst, Destination};
 use sterna_proto::source::{self as src, Decision, Source};
-use sterna_proto::{MigrationId, Status};
+use sterna_proto::{Limits, MigrationId, Status};
 
 const START: Duration = Duration::ZERO;
 /// Past every limit.
 const LATE: Duration = Duration::from_secs(100_000);
 const ID: MigrationId = MigrationId([7; 16]);
+
+/// A lost connection may be made anew.
+fn limits() -> Limits {
+    Limits { reconnect: Duration::from_secs(30), ..Limits::default() }
+}
 
 fn source_events() -> Vec<src::Event> {
     use src::Event as E;
@@ -54,6 +59,10 @@ fn source_events() -> Vec<src::Event> {
         E::AskAnswered(Status::Pending),
         E::AskAnswered(Status::Unknown),
         E::AskFailed,
+        E::MayReconnect,
+        E::Reconnected,
+        E::ReconnectFailed,
+        E::ReconnectRefused,
         E::Cancel,
         E::GuestWithheld { was_running: true },
         E::GuestGivenBack,
@@ -110,6 +119,11 @@ fn source_path(state: src::State) -> Vec<src::Event> {
             let until_stopped = until(S::PreSwitchover);
             [&until_stopped[..], &[E::FinalStateSent, E::Shut(0)]].concat()
         }
+        S::Suspending => then(S::Preparing, &[E::MayReconnect, E::ConnectionLost]),
+        S::Reconnecting => {
+            let back = [E::HooksReacquired, E::GuestResumed];
+            then(S::Preparing, &[&[E::MayReconnect, E::ConnectionLost], &back[..]].concat())
+        }
         S::Postcopy => in_postcopy(&[]),
         S::PostcopyPaused => in_postcopy(&[E::ConnectionLost]),
         S::PostcopyRecover => in_postcopy(&[E::ConnectionLost, E::ChannelsClosed, E::ResumeRequested]),
@@ -131,6 +145,7 @@ fn source_in(state: src::State) -> Source {
         compatibility: true,
         pause_before_switchover: true,
         protects: state.is_of_protection(),
+        limits: limits(),
         postcopy: matches!(
             state,
             src::State::Postcopy | src::State::PostcopyPaused | src::State::PostcopyRecover
@@ -152,6 +167,7 @@ fn destination_events() -> Vec<dst::Event> {
         E::ReturnPathOpened,
         E::HandoverIdRead(ID),
         E::PrepareRead,
+        E::PostcopyBegins,
         E::RunRead,
         E::EofRead,
         E::Superseded,
@@ -175,6 +191,9 @@ fn destination_events() -> Vec<dst::Event> {
         E::StatusAsked(ID),
         E::StatusAsked(MigrationId([8; 16])),
         E::OperatorCont,
+        E::MayReconnect,
+        E::Resumed,
+        E::SourceGaveUp,
         E::Abandon,
         E::Discard,
         E::Tick,
@@ -215,13 +234,15 @@ fn destination_path(state: dst::State) -> Vec<dst::Event> {
         S::Held => {
             vec![E::ChannelsReady, E::ReturnPathOpened, E::EofRead, run, E::HooksAcquired]
         }
+        S::Suspending => then(&[E::MayReconnect, E::PrepareRead, run, E::HooksAcquired, E::ConnectionLost]),
+        S::Suspended => then(&[E::MayReconnect, E::ConnectionLost]),
         S::Failing => then(&[E::PrepareRead, run, E::HooksAcquired, E::ConnectionLost]),
         S::Failed => then(&[E::ConnectionLost]),
     }
 }
 
 fn destination_in(state: dst::State) -> Destination {
-    let config = dst::Config { managed: true, ..Default::default() };
+    let config = dst::Config { managed: true, limits: limits(), ..Default::default() };
     let mut machine = Destination::new(config, START);
     for event in destination_path(state) {
         machine.handle(START, event).expect("the path is not refused");

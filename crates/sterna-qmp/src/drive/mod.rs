@@ -33,7 +33,7 @@ pub mod waiting;
 
 pub use error::DriveError;
 use pipe::pipe;
-pub use progress::Progress;
+pub use progress::{Progress, Reconnect};
 pub use settings::{Changed, Settings};
 pub use vm::{ANSWER_LIMIT, MachineBlock, Vm};
 pub use wait::{Trace, Watch, Wish, watch};

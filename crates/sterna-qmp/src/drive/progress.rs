@@ -38,8 +38,33 @@ pub struct Progress {
     pub round: u64,
     /// What RDMA did; only a Sterna says.
     pub rdma: Option<RdmaStatistics>,
+    /// Connections that were lost; only a Sterna says.
+    pub reconnect: Option<Reconnect>,
     /// Why it failed, or what must be known.
     pub error: Option<String>,
+}
+
+/// Connections that were lost, and are or were made anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reconnect {
+    /// How often one was made anew.
+    pub reconnections: u64,
+    /// Bytes of pages that were sent again in all.
+    pub resent_bytes: u64,
+    /// There is none now, and so many milliseconds are left to make it anew.
+    pub remaining_ms: Option<u64>,
+}
+
+impl Reconnect {
+    fn from_query(query: &Value) -> Option<Self> {
+        let told = query.get("x-sterna-reconnect")?;
+        let number = |name: &str| told[name].as_u64();
+        Some(Self {
+            reconnections: number("reconnections").unwrap_or(0),
+            resent_bytes: number("resent-bytes").unwrap_or(0),
+            remaining_ms: number("disconnected").map(|_| number("remaining").unwrap_or(0)),
+        })
+    }
 }
 
 impl Progress {
@@ -71,6 +96,7 @@ impl Progress {
             downtime_ms: query["downtime"].as_u64().or(query["expected-downtime"].as_u64()),
             round: number("dirty-sync-count"),
             rdma: crate::migration::rdma::from_query(query),
+            reconnect: Reconnect::from_query(query),
             error: query["error-desc"].as_str().map(str::to_owned),
         }
     }
@@ -99,6 +125,21 @@ mod tests {
         assert_eq!(progress.dirty_bytes_per_second, 40960.0);
         assert_eq!((progress.round, progress.downtime_ms), (2, Some(40)));
         assert!(!progress.is_over());
+    }
+
+    #[test]
+    fn progress_tells_of_a_lost_connection_while_it_lasts() {
+        let mut query = json!({"status": "active", "x-sterna-reconnect":
+            {"reconnections": 1, "resent-bytes": 8192, "time": 700, "disconnected": 1500, "remaining": 58500}});
+
+        let lost = Progress::from_query(&query).reconnect;
+        query["x-sterna-reconnect"] = json!({"reconnections": 2, "resent-bytes": 8192, "time": 2300});
+        let found = Progress::from_query(&query).reconnect;
+
+        let both = Reconnect { reconnections: 1, resent_bytes: 8192, remaining_ms: Some(58_500) };
+        assert_eq!(lost, Some(both));
+        assert_eq!(found, Some(Reconnect { reconnections: 2, remaining_ms: None, ..both }));
+        assert_eq!(Progress::from_query(&json!({"status": "active"})).reconnect, None);
     }
 
     #[test]

@@ -357,8 +357,8 @@ impl MigrationControl {
     pub fn query(&self) -> Value {
         match self.handles() {
             (Some(outgoing), _) => {
-                let limit = self.parameters().to_engine().downtime_limit;
-                query::outgoing(&outgoing.statistics(), limit)
+                let Parameters { downtime_limit, reconnect_window, .. } = self.parameters().to_engine();
+                query::outgoing(&outgoing.statistics(), downtime_limit, reconnect_window)
             }
             (None, Some(incoming)) => query::incoming(&*incoming),
             (None, None) => json!({}),

@@ -34,8 +34,8 @@ pub fn status_word(status: Status) -> &'static str {
     }
 }
 
-/// The source's side. `downtime_limit` is what the pause may take.
-pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Value {
+/// The source's side. `downtime_limit` is what the pause may take, `window` what a lost connection may.
+pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration, window: Duration) -> Value {
     let mut info = Map::new();
     let status = statistics.status;
     if status == Status::None {
@@ -65,6 +65,9 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration) -> Val
     }
     if let Some(rdma) = &statistics.rdma {
         info.insert("x-sterna-rdma".into(), rdma::outgoing(rdma));
+    }
+    if let Some(reconnect) = reconnect(statistics, window) {
+        info.insert("x-sterna-reconnect".into(), reconnect);
     }
     if let Some(error) = &statistics.error {
         info.insert("error-desc".into(), error.as_str().into());
@@ -110,6 +113,27 @@ pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
         blocktime(&times, &mut info);
     }
     info.into()
+}
+
+/// Connections that were lost; `None` if there was none. `disconnected` is there while the connection is being made anew: milliseconds
+/// since it was lost, and with it `remaining`: those until the migration is given up.
+fn reconnect(statistics: &Statistics, window: Duration) -> Option<Value> {
+    let Statistics { reconnections, disconnected, .. } = statistics;
+    if reconnections.is_empty() && disconnected.is_none() {
+        return None;
+    }
+    let resent: u64 = reconnections.iter().map(|reconnection| reconnection.resent_bytes).sum();
+    let took = reconnections.iter().map(|reconnection| reconnection.took).sum();
+    let mut shown = json!({
+        "reconnections": reconnections.len(),
+        "resent-bytes": resent,
+        "time": milliseconds(took),
+    });
+    if let Some(since) = disconnected {
+        shown["disconnected"] = milliseconds(*since);
+        shown["remaining"] = milliseconds(window.saturating_sub(*since));
+    }
+    Some(shown)
 }
 
 /// `postcopy-blocktime`.

@@ -76,6 +76,14 @@ impl Observer for Relay {
                     self.held();
                 }
             }
+            Event::ConnectionLost { why } => {
+                self.emit_if_asked("X_STERNA_CONNECTION_LOST", json!({"reason": why}));
+            }
+            Event::Reconnected { took, resent_bytes } => {
+                let time = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+                let data = json!({"time": time, "resent-bytes": resent_bytes});
+                self.emit_if_asked("X_STERNA_RECONNECTED", data);
+            }
             Event::Warning(warning) => self.emit_if_asked("X_STERNA_WARNING", json!({"warning": warning})),
             _ => {}
         }

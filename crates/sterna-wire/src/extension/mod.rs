@@ -41,6 +41,9 @@ pub const RECONNECT_PING: u32 = 0x5354_4e09;
 /// (§13).
 pub const ROUND_PING: u32 = 0x5354_4e0a;
 
+/// As [`DEVICE_STREAMS_PING`], in a session that takes the place of a lost one: the streams begin anew (§8).
+pub const STREAMS_ANEW_PING: u32 = 0x5354_4e0b;
+
 /// Says that the guest's memory will come as descriptors, over a connection of its own: its echo means that this side waits for it
 /// (§11).
 pub const MEMORY_PING: u32 = 0x5354_4e10;

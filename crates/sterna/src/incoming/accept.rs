@@ -22,6 +22,7 @@ use sterna_wire::multifd::{HEADER_BYTES, InitialPacket, PacketHeader};
 use sterna_wire::nbd::DiskHello;
 use sterna_wire::replica::Hello;
 
+use super::comeback;
 use super::greeting::Greeting;
 use super::memory;
 use super::places::{Fate, Offer};
@@ -169,9 +170,6 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     if recovery::is_unproven(shared, &magic) {
         return Ok(recovery::take_unproven(shared, &greeting)?);
     }
-    if magic == ReconnectHello::MAGIC {
-        return Ok(recovery::take(shared, &greeting)?);
-    }
     if magic == PreemptHello::MAGIC {
         return Ok(preempt::take(shared, &greeting, true)?);
     }
@@ -186,6 +184,9 @@ fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     }
     if magic == MemoryOffer::MAGIC {
         return Ok(memory::take(shared, &greeting)?);
+    }
+    if magic == ReconnectHello::MAGIC {
+        return comeback::take(shared, &greeting);
     }
     if magic == MAIN_MAGIC {
         return main_channel(shared, &greeting);

@@ -20,9 +20,13 @@ pub enum Arrival {
 pub(super) fn status_of(state: State) -> Status {
     match state {
         State::Setup => Status::Setup,
-        State::Active | State::Completing | State::Preparing | State::Prepared | State::Committed => {
-            Status::Active
-        }
+        State::Active
+        | State::Completing
+        | State::Preparing
+        | State::Prepared
+        | State::Suspending
+        | State::Suspended
+        | State::Committed => Status::Active,
         State::Held => Status::Held,
         State::Postcopy => Status::PostcopyActive,
         State::PostcopyPaused => Status::PostcopyPaused,

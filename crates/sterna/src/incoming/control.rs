@@ -1,6 +1,7 @@
 //! The control thread of an incoming migration: performs the handover machine's actions.
 
 mod early_guest;
+mod lost;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,6 +44,7 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> Result<(), MigrationError> {
                 taken_over: false,
                 start_has_failed: false,
                 last_status: None,
+                lost: None,
             };
             control.run(driver);
         }
@@ -62,6 +64,8 @@ struct Control {
     /// Starting the guest was tried, in vain.
     start_has_failed: bool,
     last_status: Option<Status>,
+    /// Since when the connection is lost, and how it was.
+    lost: Option<(Instant, String)>,
 }
 
 fn custody_after(arrival: &Arrival) -> Custody {
@@ -144,6 +148,9 @@ impl Control {
         if !self.threads.is_empty() || driver.inspect(Destination::state) != State::Active {
             return;
         }
+        if let Some((since, _)) = self.lost.take() {
+            self.shared.tell(&Event::Reconnected { took: since.elapsed(), resent_bytes: 0 });
+        }
         for inbox in self.shared.streams.all() {
             let shared = Arc::clone(&self.shared);
             self.start(&format!("load {}", inbox.device.name), move || streams::load(&shared, &inbox));
@@ -203,6 +210,7 @@ impl Control {
             Action::Answer(_) => {}
             Action::ReportHeld(why) => self.report_held(why),
             Action::StopLoading => self.stop_loading(),
+            Action::Suspend => self.suspend(),
             Action::GiveBackHooks => self.give_back_hooks(),
             // Checkpoints come over them. They are closed when no more do.
             Action::CloseChannels if self.shared.is_followed() => {}
@@ -500,6 +508,7 @@ impl Control {
         self.shared.rounds.stop();
         self.shared.streams.stop();
         self.shared.places.end();
+        self.shared.lobby.end();
         self.join();
         self.shared.close_rdma();
     }
@@ -529,6 +538,9 @@ impl Control {
                 if hooks_left_held {
                     self.shared.tell(&Event::Warning("some hooks could not be released".to_owned()));
                 }
+                if cause == Cause::NotResumed {
+                    self.shared.note_error(self.not_resumed());
+                }
                 self.shared.note_error(self.explain(cause));
                 let error = self.shared.error().unwrap_or_else(|| self.explain(cause));
                 // The source only hears that it failed: why is to be found here.
@@ -553,7 +565,9 @@ impl Control {
                 MigrationError::Limit { what: format!("the end of {state:?}"), after: limits.prepare }
             }
             Cause::Abandoned => MigrationError::Cancelled,
-            Cause::ConnectionLost => MigrationError::Transport("the connection was lost".to_owned(), None),
+            Cause::ConnectionLost | Cause::NotResumed => {
+                MigrationError::Transport("the connection was lost".to_owned(), None)
+            }
             Cause::PeerMisbehaved => {
                 MigrationError::PeerMisbehaved { what: "an element came at a forbidden time".to_owned() }
             }

@@ -215,6 +215,7 @@ impl<'a> Lane<'a> {
             self.read_pages(view, count as usize, &places, next)?;
             for part in normal.iter().flatten() {
                 self.sink.commit(*part)?;
+                shared.rounds.came(*part);
             }
         }
         shared.normal_pages.fetch_add(count, Ordering::Relaxed);
@@ -222,6 +223,7 @@ impl<'a> Lane<'a> {
             let part = run(part);
             shared.rounds.enter(part)?;
             self.sink.zero(part)?;
+            shared.rounds.came(part);
             shared.zero_pages.fetch_add(part.count, Ordering::Relaxed);
         }
         Ok(())

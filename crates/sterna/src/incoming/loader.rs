@@ -11,7 +11,7 @@ use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_transport::{Channel, PageFile};
 use sterna_wire::WireError;
-use sterna_wire::extension::{self, Features, Handover};
+use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::{Command, Configuration, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
@@ -110,14 +110,16 @@ impl<'a> Loader<'a> {
     }
 
     fn with(shared: &'a Arc<Shared>, reader: Reader, decoder: MainDecoder) -> Self {
+        // A source that has come back has said who it is.
+        let is_back = shared.lobby.session() > 0;
         Self {
             shared,
             reader,
             decoder,
             acks: None,
             lanes: shared.places.lanes(),
-            is_sterna: false,
-            keeps_alive: false,
+            is_sterna: is_back,
+            keeps_alive: is_back,
             has_return_path: false,
             was_asked: false,
             has_stream_credit: false,
@@ -211,17 +213,19 @@ impl<'a> Loader<'a> {
                 if self.shared.capabilities.multifd {
                     self.shared.rounds.enter(run)?;
                 }
-                self.shared.sink(self.lanes)?.zero(run)
+                self.shared.sink(self.lanes)?.zero(run)?;
+                self.shared.rounds.came(run);
+                Ok(())
             }
             MainItem::PagePayloadFollows { block, offset } if self.shared.postcopy.arriving().is_some() => {
                 self.following_page(block, offset)
             }
-            MainItem::Xbzrle { .. } if self.shared.postcopy.arriving().is_some() => Err(unfit_in_postcopy()),
+            MainItem::Xbzrle { .. } if self.shared.postcopy.arriving().is_some() => Err(postcopy::unfit()),
             // The one behind the last page of the lanes.
             MainItem::MultifdFlush
                 if self.shared.postcopy.arriving().is_some() && !self.shared.rounds.is_following() =>
             {
-                Err(unfit_in_postcopy())
+                Err(postcopy::unfit())
             }
             MainItem::PagePayloadFollows { block, offset } => self.page(page(block, offset)),
             MainItem::Xbzrle { block, offset, delta } => self.delta(page(block, offset), &delta),
@@ -296,17 +300,24 @@ impl<'a> Loader<'a> {
                 self.shared.report(Fed::PrepareRead);
                 Ok(())
             }
-            Command::Ping(extension::DEVICE_STREAMS_PING) => {
-                self.has_stream_credit = true;
-                // After the grants: whoever got none by then has no counterpart here.
-                self.shared.streams.begin_credit(|message| self.shared.say(message))?;
-                self.pong(extension::DEVICE_STREAMS_PING)
+            Command::Ping(ping @ (extension::DEVICE_STREAMS_PING | extension::STREAMS_ANEW_PING)) => {
+                self.begin_streams(ping)
             }
             Command::Ping(extension::MEMORY_PING) => {
                 memory::expect(self.shared)?;
                 self.pong(extension::MEMORY_PING)
             }
             Command::Ping(extension::POSTCOPY_STARTED_PING) => postcopy::asked_for_start(self.shared),
+            Command::Ping(extension::RECONNECT_PING) => {
+                self.shared.expect_comeback()?;
+                self.pong(extension::RECONNECT_PING)
+            }
+            Command::Ping(extension::ROUND_PING) => {
+                if !self.shared.capabilities.multifd {
+                    self.shared.rounds.round_ended();
+                }
+                self.pong(extension::ROUND_PING)
+            }
             Command::Ping(value) => {
                 // Nobody but a Sterna asks this.
                 self.keeps_alive |= value == extension::EXTENSION_PING;
@@ -340,6 +351,22 @@ impl<'a> Loader<'a> {
                 what: format!("the source sent {other:?}, which this side does not support"),
             }),
         }
+    }
+
+    /// The source keeps to what devices' streams are granted.
+    fn begin_streams(&mut self, ping: u32) -> Result<(), MigrationError> {
+        if ping == extension::STREAMS_ANEW_PING {
+            if self.has_stream_credit || self.shared.lobby.session() == 0 {
+                let what =
+                    "devices' streams begin anew where none was lost (specs/extension.md §8)".to_owned();
+                return Err(MigrationError::PeerMisbehaved { what });
+            }
+            self.shared.streams.begin_anew()?;
+        }
+        self.has_stream_credit = true;
+        // After the grants: whoever got none by then has no counterpart here.
+        self.shared.streams.begin_credit(|message| self.shared.say(message))?;
+        self.pong(ping)
     }
 
     /// Answers a PING; a Sterna's question who this is, twice.
@@ -417,6 +444,7 @@ impl<'a> Loader<'a> {
             ));
         }
         sink.commit(run)?;
+        shared.rounds.came(run);
         self.decoder.payload_consumed();
         shared.normal_pages.fetch_add(1, Ordering::Relaxed);
         shared.received_bytes.fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
@@ -508,7 +536,7 @@ impl<'a> Loader<'a> {
             let id = MigrationId(handover.migration_id);
             self.check_session(id)?;
             self.is_sterna = true;
-            self.shared.tell(&Event::Peer { sterna: true, features: Features::OURS.0 });
+            self.shared.tell(&Event::Peer { sterna: true, features: self.shared.features().0 });
             match handover.secret {
                 Some(secret) => *self.shared.secret.lock() = Some((id, secret)),
                 None => self.shared.tell(&Event::Warning(
@@ -550,12 +578,6 @@ impl Loader<'_> {
             _ => Ok(()),
         }
     }
-}
-
-fn unfit_in_postcopy() -> MigrationError {
-    let what = "after LISTEN it sent something else than whole pages, and one MULTIFD_FLUSH behind those of its multifd channels \
-                if they bring any (specs/postcopy.md §3, specs/extension.md §12.5)";
-    MigrationError::PeerMisbehaved { what: what.to_owned() }
 }
 
 /// A part of a stream's section. START and END are empty.

@@ -10,7 +10,9 @@ mod accept;
 mod acks;
 mod arrival;
 mod arriving;
+mod autostart;
 mod checkpoints;
+mod comeback;
 mod coming_memory;
 mod control;
 #[cfg(feature = "planted-faults")]

@@ -319,6 +319,31 @@ impl Places {
         self.changed.notify_all();
     }
 
+    /// The channels are lost. No stranger takes their places.
+    pub(super) fn suspend(&self) {
+        self.shut_lanes();
+        let mut state = self.state.lock();
+        if let Some(main) = state.main.take() {
+            main.shutdown();
+        }
+        state.lanes.iter_mut().for_each(|lane| lane.taken = None);
+    }
+
+    /// Others have come in their places.
+    pub(super) fn resume(&self, main: &Arc<Channel>, lanes: &[Arc<Channel>]) {
+        let mut state = self.state.lock();
+        if state.over {
+            return lanes.iter().chain([main]).for_each(|channel| channel.shutdown());
+        }
+        state.main = Some(Arc::clone(main));
+        for (place, channel) in state.lanes.iter_mut().zip(lanes) {
+            (place.taken, place.dropped) = (Some(Arc::clone(channel)), None);
+        }
+        state.lanes_over = false;
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// None is taken from now on, and those that are here are closed.
     pub(super) fn end(&self) {
         self.shut_lanes();

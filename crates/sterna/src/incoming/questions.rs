@@ -2,6 +2,7 @@
 //!
 //! Only a source that proves that it knows the migration's secret is answered. Whoever does not gets no byte.
 
+use sterna_proto::destination::Event as Fed;
 use sterna_proto::{MigrationId, Status};
 use sterna_wire::extension::{self, StatusAnswer, StatusQuestion};
 
@@ -44,6 +45,8 @@ pub(super) fn answer(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mig
     if !question.is_authentic(&secret, &binding) {
         return Err(refuse("has no proof that it comes from the migration's source"));
     }
+    // A source that comes back does not ask.
+    shared.comes_no_more(Fed::StatusAsked(id));
     let status = match shared.answer(id) {
         Status::Committed => extension::Status::Committed,
         Status::Incomplete => extension::Status::Incomplete,

@@ -15,12 +15,15 @@ use sterna_transport::SilenceWatch;
 use crate::error::MigrationError;
 use crate::interruption::Break;
 use crate::order::PageRun;
+use crate::reconnect::HeldPages;
 
 pub(super) struct Rounds {
     state: Mutex<FlushState>,
     changed: Condvar,
     /// Pages that came in this round; once RAM's blocks are known.
     seen: OnceLock<DirtyBitmaps>,
+    /// Pages that are held, where the source comes back after a loss.
+    held: OnceLock<HeldPages>,
     /// Does not look for pages that come twice.
     trusting: AtomicBool,
 }
@@ -52,9 +55,9 @@ enum Phase {
     Following,
 }
 
-impl Rounds {
-    pub(super) fn new(lanes: usize) -> Self {
-        let state = FlushState {
+impl FlushState {
+    fn new(lanes: usize) -> Self {
+        Self {
             syncs: vec![0; lanes],
             ended: vec![false; lanes],
             flushes: 0,
@@ -63,11 +66,17 @@ impl Rounds {
             flushed_packets: 0,
             phase: Phase::Precopy,
             stopped: false,
-        };
+        }
+    }
+}
+
+impl Rounds {
+    pub(super) fn new(lanes: usize) -> Self {
         Self {
-            state: Mutex::new(state),
+            state: Mutex::new(FlushState::new(lanes)),
             changed: Condvar::new(),
             seen: OnceLock::new(),
+            held: OnceLock::new(),
             trusting: AtomicBool::new(false),
         }
     }
@@ -78,6 +87,42 @@ impl Rounds {
         let _ = self.seen.set(DirtyBitmaps::new(ram));
         drop(self.state.lock());
         self.changed.notify_all();
+    }
+
+    /// From now on it is noted which pages are held: the source comes back after a loss.
+    pub(super) fn note_held(&self, ram: &GuestRam) {
+        self.held.get_or_init(|| HeldPages::new(ram));
+    }
+
+    /// All bytes of these pages are in their places.
+    pub(super) fn came(&self, run: PageRun) {
+        if let Some(held) = self.held.get() {
+            held.came(run.block, run.first, run.count);
+        }
+    }
+
+    /// A round has ended on the main channel, where no lanes have to wait for each other.
+    pub(super) fn round_ended(&self) {
+        if let Some(held) = self.held.get() {
+            held.round_ended();
+        }
+    }
+
+    /// Rounds that have ended, and what is held of the next; `None` where that was not noted. Nobody receives meanwhile.
+    pub(super) fn held(&self) -> Option<(u64, Vec<u8>)> {
+        self.held.get().map(HeldPages::report)
+    }
+
+    /// Another session begins. Nobody receives yet.
+    pub(super) fn begin_session(&self) {
+        if let Some(held) = self.held.get() {
+            held.begin_session();
+        }
+        if let Some(seen) = self.seen.get() {
+            seen.clear_all();
+        }
+        let mut state = self.state.lock();
+        *state = FlushState::new(state.syncs.len());
     }
 
     /// Waits until RAM's blocks are known.
@@ -219,21 +264,22 @@ impl Rounds {
             }
             let Some(late) = state.syncs.iter().position(|&syncs| syncs < due) else { break };
             if state.ended[late] {
-                return Err(MigrationError::PeerMisbehaved {
-                    what: format!("multifd channel {late} ended before its SYNC number {due}"),
-                });
+                let what = format!("multifd channel {late} ended before its SYNC number {due}");
+                return Err(self.broken(MigrationError::PeerMisbehaved { what }));
             }
             let waited = self.changed.wait_for(&mut state, stall / 2);
             if waited.timed_out() && silence.silent_for() >= stall {
-                return Err(MigrationError::Limit {
-                    what: format!("SYNC number {due} on multifd channel {late}"),
-                    after: stall,
-                });
+                let what = format!("SYNC number {due} on multifd channel {late}");
+                return Err(self.broken(MigrationError::Limit { what, after: stall }));
             }
         }
         // Every lane is at its SYNC and waits for us: no thread reads the bits meanwhile.
         if let Some(seen) = self.seen.get() {
             seen.clear_all();
+        }
+        // The first flush of a session ends no round.
+        if let Some(held) = self.held.get().filter(|_| due > 1) {
+            held.round_ended();
         }
         state.flushes = due;
         if state.phase == Phase::Following {
@@ -242,6 +288,14 @@ impl Rounds {
         state.flushed_packets = state.packets;
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// A channel that ends or falls silent is the network's doing, where the source comes back after a loss.
+    fn broken(&self, error: MigrationError) -> MigrationError {
+        match self.held.get() {
+            Some(_) => MigrationError::Transport(error.to_string(), None),
+            None => error,
+        }
     }
 
     /// The stream has ended: nothing may have come after the last flush, since nobody waited for it.

@@ -16,6 +16,7 @@ use sterna_wire::main::Expectations;
 
 use super::arrival::{Arrival, status_of};
 use super::arriving::Postcopy;
+use super::autostart::Autostart;
 use super::coming_memory::ComingMemory;
 use super::greeting::Greetings;
 use super::load_file::LoadFile;
@@ -30,6 +31,7 @@ use crate::events::{Event, Observer, Status};
 use crate::limits::machine_limits;
 use crate::pages::PageSink;
 use crate::params::{Capabilities, Parameters};
+use crate::reconnect::Lobby;
 use crate::stats::IncomingStatistics;
 use crate::streams::Streamed;
 use crate::threads;
@@ -70,12 +72,16 @@ pub(super) struct Shared {
     pub places: Places,
     /// A multifd channel that had no place here and may be the source's.
     unplaced: Mutex<Option<String>>,
+    /// Where a source comes whose connection was lost.
+    pub lobby: Lobby,
+    /// How it was lost.
+    pub lost: Mutex<Option<MigrationError>>,
     /// Memory that comes as descriptors.
     pub memory: Mutex<ComingMemory>,
     /// Memory that comes while the guest runs.
     pub postcopy: Postcopy,
     /// RAM's section has come.
-    ram_has_begun: AtomicBool,
+    pub ram_has_begun: AtomicBool,
     /// The migration's id and the secret that came with it.
     pub secret: Mutex<Option<(MigrationId, MigrationSecret)>>,
     /// Whole messages of the return path are written under it.
@@ -88,34 +94,6 @@ pub(super) struct Shared {
     error: Mutex<Option<MigrationError>>,
     arrival: Mutex<Option<Arrival>>,
     changed: Condvar,
-}
-
-/// An operator's word whether the guest starts, until it is read.
-#[derive(Default)]
-pub(super) struct Autostart(Mutex<Word>);
-
-#[derive(Default)]
-struct Word {
-    stay_paused: bool,
-    was_read: bool,
-}
-
-impl Autostart {
-    /// Whether it will be so.
-    pub(super) fn set(&self, on: bool) -> bool {
-        let mut word = self.0.lock();
-        if !word.was_read {
-            word.stay_paused = !on;
-        }
-        word.stay_paused != on
-    }
-
-    /// The last word.
-    pub(super) fn read(&self) -> bool {
-        let mut word = self.0.lock();
-        word.was_read = true;
-        !word.stay_paused
-    }
 }
 
 impl Shared {
@@ -143,6 +121,8 @@ impl Shared {
             no_more_come: AtomicBool::new(false),
             last_refusal: Mutex::default(),
             places: Places::new(lanes),
+            lobby: Lobby::new(lanes),
+            lost: Mutex::default(),
             unplaced: Mutex::default(),
             memory: Mutex::default(),
             postcopy: Postcopy::default(),
@@ -180,6 +160,9 @@ impl Shared {
         }
         if self.capabilities.postcopy_preempt {
             features = features.union(Features::PREEMPT);
+        }
+        if self.can_wait() {
+            features = features.union(Features::RECONNECT);
         }
         features
     }
@@ -220,7 +203,10 @@ impl Shared {
                 // An operator may say otherwise until all is loaded: see `Autostart`.
                 autostart: true,
                 managed: !self.capabilities.unmanaged && self.file.is_none(),
-                limits: machine_limits(&self.params.limits),
+                limits: sterna_proto::Limits {
+                    reconnect: self.comeback_limit(),
+                    ..machine_limits(&self.params.limits)
+                },
             };
             let custody = self.custody.clone();
             let told = Cell::new(None);
@@ -351,6 +337,13 @@ impl Shared {
         };
         let error = self.explained(error);
         tracing::debug!(%error, "incoming migration");
+        if event == Fed::ConnectionLost
+            && self.driver().is_some_and(|driver| driver.inspect(Destination::would_suspend))
+        {
+            // No reason to fail, if the source comes back in time.
+            self.note_lost(error);
+            return self.report(event);
+        }
         if !self.driver().is_some_and(|driver| driver.inspect(|machine| machine.state().is_final())) {
             self.note_error(error);
         }

@@ -25,6 +25,15 @@ use crate::vm::Device;
 
 /// Takes a guest in. Called by loader and control thread, each call after the other's results are in.
 pub(crate) trait Target: Send + Sync {
+    /// Whether what came of RAM can be kept while the connection is lost ([`Target::forget_devices`]).
+    fn keeps_pages(&self) -> bool {
+        false
+    }
+    /// The connection was lost, and the source will come back: forgets what came of devices, and that RAM has ended. Pages stay.
+    /// Whether anything had come.
+    fn forget_devices(&self) -> Result<bool, MigrationError> {
+        Ok(false)
+    }
     /// Whether the guest's RAM is memory of this process, so that it can be loaded from a file to where it is.
     fn is_in_memory(&self) -> bool {
         false

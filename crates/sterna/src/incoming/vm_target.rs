@@ -91,6 +91,24 @@ impl Target for VmTarget {
         true
     }
 
+    fn keeps_pages(&self) -> bool {
+        true
+    }
+
+    fn forget_devices(&self) -> Result<bool, MigrationError> {
+        let mut loaded = self.loaded.lock();
+        // The machines were compared, and are the same.
+        let compared = |(name, _): &(String, u32)| name == COMPATIBILITY_SECTION;
+        let has_devices = loaded.devices.iter().any(|device| !compared(device));
+        loaded.devices.retain(compared);
+        (loaded.ram, loaded.run) = (false, None);
+        drop(loaded);
+        if has_devices {
+            caught("TargetVm::reset", || self.vm.reset())?;
+        }
+        Ok(has_devices)
+    }
+
     fn ram_sink(&self) -> Option<&RamSink> {
         Some(&self.sink)
     }

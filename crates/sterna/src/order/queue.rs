@@ -92,6 +92,13 @@ impl RoundQueue {
         }
     }
 
+    /// After [`RoundQueue::end`]: there will be others. No lane waits now.
+    pub(crate) fn reopen(&self) {
+        let mut state = self.state.lock();
+        state.rounds.clear();
+        state.ended = false;
+    }
+
     /// No further round: lanes that wait end.
     pub(crate) fn end(&self) {
         self.state.lock().ended = true;

@@ -142,6 +142,16 @@ impl RoundPages {
         self.size.after(self.rearms.load(Ordering::Relaxed), time)
     }
 
+    /// Whether pages that were never populated are found among its pages.
+    pub(crate) fn looks_for_absent(&self) -> bool {
+        self.absent.is_some()
+    }
+
+    /// Pages that are not sent unless a lane has claimed them before: the guest does not use them.
+    pub(crate) fn unused(&self) -> Option<&DirtyBitmaps> {
+        self.free.as_ref()
+    }
+
     /// Counted from 1.
     pub(crate) fn number(&self) -> u64 {
         self.number

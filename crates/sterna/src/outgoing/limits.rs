@@ -36,7 +36,7 @@ pub(super) fn limit_of(state: State, limits: &WaitLimits) -> std::time::Duration
 pub(super) fn status_of(state: State) -> Status {
     match state {
         State::Setup | State::Identifying | State::Comparing => Status::Setup,
-        State::Active | State::Stopping => Status::Active,
+        State::Active | State::Stopping | State::Suspending | State::Reconnecting => Status::Active,
         State::PreSwitchover => Status::PreSwitchover,
         State::Releasing | State::Switchover | State::Preparing | State::Committing | State::AwaitingAck => {
             Status::Device

@@ -136,7 +136,9 @@ impl Migration {
             return Err(Refusal::NoPostcopy);
         }
         let state = self.shared.driver.inspect(Source::state);
-        if state > State::Active {
+        // Over the next connection, if there is none now.
+        let is_lost = matches!(state, State::Suspending | State::Reconnecting);
+        if state > State::Active && !is_lost {
             return Err(Refusal::NotActive { state });
         }
         self.shared.postcopy.want();

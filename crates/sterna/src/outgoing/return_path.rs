@@ -20,7 +20,7 @@ const CHANNEL: &str = "return path";
 
 /// Works until the destination closes, misbehaves, or the channel is shut down.
 pub(super) fn read(shared: &Shared, channel: &Arc<Channel>, rdma: Option<&RdmaSource>) {
-    let mut reader = Reader { shared, channel, features: None, is_colo: false, bitmap: None };
+    let mut reader = Reader { shared, channel, features: None, is_colo: false, bitmap: None, silent: 0 };
     if let Err(error) = reader.run() {
         shared.fail(rdma.map_or(Ok(()), RdmaSource::check).err().unwrap_or(error));
     }
@@ -32,6 +32,8 @@ struct Reader<'a> {
     features: Option<Features>,
     /// The seeding is acknowledged.
     is_colo: bool,
+    /// For so many limits on silence nothing came, though the destination was asked for a sign of life.
+    silent: u32,
     /// The block whose bitmap comes next.
     bitmap: Option<usize>,
 }
@@ -43,10 +45,13 @@ impl Reader<'_> {
         loop {
             let mut chunk = [0; 4096];
             let count = match self.channel.read_some(&mut chunk) {
-                // How long an answer may take is the machine's business; silence alone is no fault.
-                Err(TransportError::Stalled { .. }) => continue,
+                Err(TransportError::Stalled { .. }) => {
+                    self.check_silence()?;
+                    continue;
+                }
                 other => other?,
             };
+            self.silent = 0;
             if count == 0 {
                 let why = match (position, self.channel.is_tls()) {
                     (0, true) => {
@@ -69,6 +74,23 @@ impl Reader<'_> {
                 position += self.take_colo(&mut buffer, position)?;
             }
         }
+    }
+
+    /// How long an answer may take is the machine's business; silence alone is no fault. But a guest that stands need not wait for
+    /// an answer that cannot come, where the connection can be made anew: keep-alives, which are answered at once, are all that
+    /// this side sends then.
+    fn check_silence(&mut self) -> Result<(), MigrationError> {
+        use sterna_proto::source::Source;
+        let is_asked = |machine: &Source| {
+            machine.would_reconnect() && matches!(machine.state(), State::Preparing | State::PreSwitchover)
+        };
+        self.silent = if self.shared.driver.inspect(is_asked) { self.silent + 1 } else { 0 };
+        // In the first of them it may not have been asked yet.
+        if self.silent < 2 {
+            return Ok(());
+        }
+        let what = "the destination answers no keep-alive, and the guest stands".to_owned();
+        Err(MigrationError::Transport(what, None))
     }
 
     /// Takes one message or bitmap from the front of `bytes`; gives how many bytes it took, `None` if it is not all there.
@@ -192,11 +214,20 @@ impl Reader<'_> {
                 self.shared.probes.lock().answered();
                 self.shared.driver.nudge();
             }
+            extension::RECONNECT_PING => {
+                self.shared.is_waited_for.store(true, Ordering::Release);
+                self.shared.driver.nudge();
+            }
+            extension::ROUND_PING => {
+                if let Some(unconfirmed) = self.shared.unconfirmed.get() {
+                    unconfirmed.confirmed()?;
+                }
+            }
             extension::MEMORY_PING => {
                 self.shared.memory_is_expected.store(true, Ordering::Release);
                 self.shared.driver.nudge();
             }
-            extension::DEVICE_STREAMS_PING => {
+            extension::DEVICE_STREAMS_PING | extension::STREAMS_ANEW_PING => {
                 if let Some(streams) = &*self.shared.streams.lock() {
                     streams.all_granted()?;
                 }

@@ -1,8 +1,8 @@
 //! What the threads of one outgoing migration share.
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_proto::source::{Event as Fed, Refusal, Source, State};
@@ -29,6 +29,7 @@ use crate::hooks::Hook;
 use crate::identity::Identity;
 use crate::params::{Capabilities, MigrationMode, Parameters};
 use crate::precopy::Recorded;
+use crate::reconnect::Unconfirmed;
 use crate::threads;
 use crate::vm::SourceVm;
 
@@ -75,6 +76,13 @@ pub(super) struct Shared {
     pub recovery: Recovery,
     /// The destination is a standby: checkpoints follow.
     pub protecting: Option<Arc<Protecting>>,
+    /// What was sent and may be lost, if this side comes back after a loss.
+    pub unconfirmed: OnceLock<Unconfirmed>,
+    /// The destination has said that it waits then.
+    pub is_waited_for: AtomicBool,
+    /// Why the connection was lost that is being made anew, and how the last attempt ended.
+    pub lost: Mutex<Option<MigrationError>>,
+    pub last_attempt: Mutex<Option<String>>,
     channels: Mutex<Vec<Arc<Channel>>>,
     error: Mutex<Option<MigrationError>>,
     outcome: Mutex<Option<Outcome>>,
@@ -139,6 +147,10 @@ impl Shared {
             rdma,
             memory_is_expected: AtomicBool::new(false),
             protecting: None,
+            unconfirmed: OnceLock::new(),
+            is_waited_for: AtomicBool::new(false),
+            lost: Mutex::default(),
+            last_attempt: Mutex::default(),
             channels: Mutex::default(),
             error: Mutex::default(),
             outcome: Mutex::default(),
@@ -167,8 +179,11 @@ impl Shared {
     /// Tells the machine what happened. Once it undoes, no thread may go on waiting for the peer.
     pub(super) fn feed(&self, event: Fed) -> Result<(), Refusal> {
         let state = self.driver.feed(event)?;
-        if matches!(state, State::Cancelling | State::Failing) {
-            self.interrupt();
+        match state {
+            State::Cancelling | State::Failing => self.interrupt(),
+            // Whoever feeds that it is lost is a thread of the session, which ends before another begins.
+            State::Suspending if event == Fed::ConnectionLost => self.break_session(),
+            _ => {}
         }
         Ok(())
     }
@@ -200,6 +215,14 @@ impl Shared {
             None => Fed::ConnectionLost,
         };
         tracing::debug!(%error, "outgoing migration");
+        if matches!(state, State::Suspending | State::Reconnecting) && event != Fed::LocalFailure {
+            return;
+        }
+        if event == Fed::ConnectionLost && self.driver.inspect(Source::would_reconnect) {
+            // No reason to fail, if another connection comes in time.
+            self.lost.lock().get_or_insert(error);
+            return self.report(event);
+        }
         self.note_error(error);
         self.report(event);
     }
@@ -243,6 +266,34 @@ impl Shared {
     /// Bytes that were written and are still on this host.
     pub(super) fn unsent_bytes(&self) -> u64 {
         self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
+    }
+
+    /// Why there is no other connection.
+    pub(super) fn not_reconnected(&self) -> MigrationError {
+        let why = self.lost.lock().clone();
+        let why =
+            why.unwrap_or_else(|| MigrationError::Transport("the connection was lost".to_owned(), None));
+        let window = self.params.lock().reconnect_window;
+        MigrationError::NotReconnected { why: Arc::new(why), window, last: self.last_attempt.lock().clone() }
+    }
+
+    /// Unblocks every thread that works for a session that was lost.
+    pub(super) fn break_session(&self) {
+        for channel in self.channels.lock().iter() {
+            channel.shutdown();
+        }
+        if let Some(streams) = &*self.streams.lock() {
+            streams.close();
+        }
+        self.lanes.queue.end();
+        self.limiter.open();
+    }
+
+    /// Another session begins; no thread works for the last one.
+    pub(super) fn begin_session(&self) {
+        self.lanes.restart();
+        self.limiter.close();
+        *self.probes.lock() = Probes::default();
     }
 
     /// Unblocks every thread that waits for the peer, the network or a budget.

@@ -31,6 +31,7 @@ mod rdma_lanes;
 mod rdma_migrate;
 mod rdma_source;
 mod rdma_stream;
+mod reconnect;
 mod replica;
 mod same_host;
 mod save;

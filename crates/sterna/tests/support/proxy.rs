@@ -32,6 +32,8 @@ pub enum Verdict {
     Pass,
     /// Pass this piece, then end every connection of the migration.
     Cut,
+    /// Pass this piece, then end this connection, and no other.
+    CutThis,
     /// Pass this piece, then nothing more this way.
     Hold,
     /// Asked for again a little later. Meanwhile others go on.
@@ -171,6 +173,11 @@ fn pump(shared: &Shared, way: Way, line: &Mutex<Option<Line>>, mut from: TcpStre
                 shared.cut();
                 return;
             }
+            Verdict::CutThis => {
+                let _ = from.shutdown(Shutdown::Both);
+                let _ = to.shutdown(Shutdown::Both);
+                return;
+            }
             Verdict::Hold => return,
         }
     }
@@ -180,6 +187,12 @@ fn pump(shared: &Shared, way: Way, line: &Mutex<Option<Line>>, mut from: TcpStre
 fn classify(piece: &[u8]) -> Line {
     match piece {
         [0x51, 0x45, 0x56, 0x4d, ..] => Line::Main,
+        // Of a session that has taken the place of a lost one.
+        [b'S', b'T', b'N', b'S', ..] => match piece.get(28..32) {
+            Some([0, 0, 0, 0]) => Line::Main,
+            Some([0, 0, 0, id]) => Line::Lane(id - 1),
+            _ => Line::Other,
+        },
         [0x11, 0x22, 0x33, 0x44, ..] => Line::Lane(piece.get(24).copied().unwrap_or(u8::MAX)),
         _ => Line::Other,
     }

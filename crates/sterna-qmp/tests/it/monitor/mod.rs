@@ -13,6 +13,7 @@ mod parameters;
 mod python;
 mod rdma;
 mod rdma_engine;
+mod reconnect;
 mod recovery;
 mod refusals;
 mod session;

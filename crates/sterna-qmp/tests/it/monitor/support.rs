@@ -209,6 +209,9 @@ pub struct FakeMigration {
     custody: Option<CustodyClaim>,
     pub rdma: Mutex<Option<sterna::RdmaStatistics>>,
     pub incoming_rdma: Mutex<Option<sterna::IncomingRdmaStatistics>>,
+    /// Connections that were made anew, and since when there is none.
+    pub reconnections: Mutex<Vec<sterna::Reconnection>>,
+    pub disconnected: Mutex<Option<Duration>>,
 }
 
 impl FakeEngine {
@@ -276,6 +279,8 @@ fn migration(
         expected: Mutex::new(Duration::from_millis(66)),
         rdma: Mutex::default(),
         incoming_rdma: Mutex::default(),
+        reconnections: Mutex::default(),
+        disconnected: Mutex::default(),
     })
 }
 
@@ -353,6 +358,8 @@ impl Outgoing for FakeMigration {
             channels: 2,
             peer_is_sterna: Some(true),
             cpu_throttle_percent: 0,
+            reconnections: self.reconnections.lock().unwrap().clone(),
+            disconnected: *self.disconnected.lock().unwrap(),
             streams: Vec::new(),
             rdma: *self.rdma.lock().unwrap(),
             is_dirty_limited: false,

@@ -41,8 +41,8 @@ pub(super) struct Postcopy {
     pub(super) preempt_came: Condvar,
     /// Whether requests go out; held while they do.
     pub(super) asking: Mutex<Asking>,
-    /// Connections that take the place of one that was lost.
-    pub(super) sessions: Mutex<Sessions>,
+    /// The number of the connection that took the place of one that was lost, the last time.
+    pub(super) recovered_session: Mutex<u32>,
     /// What reads the main channel, while there is none.
     reading: Mutex<Option<KeptReading>>,
     started: Mutex<Started>,
@@ -53,15 +53,6 @@ pub(super) struct Postcopy {
     /// Ends when no page is missing.
     fault_thread: Mutex<Option<JoinHandle<()>>>,
     pub(super) requests: AtomicU64,
-}
-
-/// The numbers of connections that took the place of one that was lost.
-#[derive(Default, Clone, Copy)]
-pub(super) struct Sessions {
-    /// The highest that was proved.
-    pub(super) last: u32,
-    /// That of the main channel that is here.
-    pub(super) begun: u32,
 }
 
 /// How far the main channel was read when it was lost: another one goes on with the same stream.
@@ -181,6 +172,12 @@ impl Postcopy {
         let thread = self.fault_thread.lock().take();
         // One that panicked has said so.
         let _ = thread.map(JoinHandle::join);
+    }
+
+    /// The connection was lost before LISTEN, and the source comes back: it begins with ADVISE.
+    pub(super) fn begin_again(&self) {
+        *self.commands.lock() = Commands::default();
+        *self.preempt.lock() = None;
     }
 
     /// Waits for the threads that end with the loading.

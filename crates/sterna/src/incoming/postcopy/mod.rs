@@ -23,6 +23,7 @@ pub(super) mod recovery;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_ram::missing_pages::{MissingPages, MissingPagesError};
 use sterna_transport::Channel;
@@ -111,6 +112,7 @@ pub(super) fn discard(
     ranges: &[(u64, u64)],
 ) -> Result<(), MigrationError> {
     shared.postcopy.commands.lock().discards()?;
+    shared.report(Fed::PostcopyBegins);
     let sink = sink(shared)?;
     let ram = sink.ram();
     let (length, unit) = (ram.block(block).len_bytes(), ram.block(block).page_bytes());
@@ -137,6 +139,7 @@ fn sink(shared: &Shared) -> Result<&RamSink, MigrationError> {
 /// LISTEN: from now on pages that are missing are waited for.
 pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     shared.postcopy.commands.lock().listens()?;
+    shared.report(Fed::PostcopyBegins);
     let preempt = match shared.capabilities.postcopy_preempt {
         true => Some(preempt::await_channel(shared)?),
         false => None,
@@ -178,6 +181,13 @@ pub(super) fn take_package(shared: &Arc<Shared>, items: Vec<MainItem>) -> Result
     let items = package::check(items)?;
     listen(shared)?;
     spawn(shared, "package", move |shared| package::load(shared, items))
+}
+
+/// What the source may not send after LISTEN.
+pub(super) fn unfit() -> MigrationError {
+    let what = "after LISTEN it sent something else than whole pages, and one MULTIFD_FLUSH behind those of its multifd channels \
+                if they bring any (specs/postcopy.md §3, specs/extension.md §12.5)";
+    MigrationError::PeerMisbehaved { what: what.to_owned() }
 }
 
 /// Starts a thread that ends with the loading.

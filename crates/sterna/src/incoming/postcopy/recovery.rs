@@ -16,8 +16,6 @@ use crate::error::MigrationError;
 use crate::incoming::greeting::Greeting;
 use crate::incoming::shared::Shared;
 
-/// Magic and version: who comes back in another version is refused by them.
-const HEAD: usize = 8;
 /// The element that a recovery begins with: a command.
 const COMMAND: u8 = 8;
 /// How often it is looked whether a source can be let in.
@@ -49,56 +47,26 @@ pub(in crate::incoming) fn take_unproven(
     begin(shared, greeting.channel, None)
 }
 
-/// Takes a connection whose hello says that it belongs to a recovery.
-pub(in crate::incoming) fn take(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), MigrationError> {
-    let channel = greeting.channel;
-    let (hello, secret) = read(shared, greeting)?;
-    match hello.channel {
-        ReconnectChannel::Recovery => take_main(shared, channel, &hello, &secret),
-        ReconnectChannel::Preempt => {
-            let begun = shared.postcopy.sessions.lock().begun;
-            if !shared.capabilities.postcopy_preempt || hello.session != begun || !shared.is_recovering() {
-                return Err(refuse(channel, "brings a preempt channel that no recovery waits for"));
-            }
-            preempt::put(shared, channel)
-        }
-        _ => Err(refuse(channel, "does not go on in postcopy, and this side does not wait for precopy")),
+/// Takes a connection whose hello says that it belongs to a recovery, and proves it.
+pub(in crate::incoming) fn take(
+    shared: &Shared,
+    channel: &Arc<Channel>,
+    hello: &ReconnectHello,
+    secret: &MigrationSecret,
+) -> Result<(), MigrationError> {
+    if hello.channel != ReconnectChannel::Preempt {
+        return take_main(shared, channel, hello, secret);
     }
+    let begun = *shared.postcopy.recovered_session.lock();
+    if !shared.capabilities.postcopy_preempt || hello.session != begun || !shared.is_recovering() {
+        return Err(refuse(channel, "brings a preempt channel that no recovery waits for"));
+    }
+    preempt::put(shared, channel)
 }
 
 fn refuse(channel: &Channel, why: &str) -> MigrationError {
     let what = format!("a source that claims to come back from {} {why}", channel.peer());
     MigrationError::PeerMisbehaved { what }
-}
-
-/// Reads the hello, and lets through who proves it.
-fn read(
-    shared: &Shared,
-    greeting: &Greeting<'_>,
-) -> Result<(ReconnectHello, MigrationSecret), MigrationError> {
-    let wire = || MigrationError::wire("reconnect hello");
-    let refuse = |why: &str| refuse(greeting.channel, why);
-    let mut bytes = [0; ReconnectHello::BYTES];
-    let (head, rest) = bytes.split_at_mut(HEAD);
-    greeting.read_exact(head)?;
-    ReconnectHello::decode(head).map_err(wire())?;
-    greeting.read_exact(rest)?;
-    let Some((hello, _)) = ReconnectHello::decode(&bytes).map_err(wire())? else {
-        let what = "a reconnect hello of full length is incomplete";
-        return Err(MigrationError::Internal(what.to_owned()));
-    };
-    let binding = greeting.channel.tls_binding();
-    if shared.params.tls.is_some() && binding.is_none() {
-        return Err(refuse("came over a TLS session that cannot be identified"));
-    }
-    let known = shared.secret.lock().clone().filter(|(id, _)| id.0 == hello.migration_id);
-    let Some((_, secret)) = known else {
-        return Err(refuse("names a migration whose secret this side does not know"));
-    };
-    if !hello.is_authentic(&secret, &binding) {
-        return Err(refuse("has no proof that it is the migration's source"));
-    }
-    Ok((hello, secret))
 }
 
 fn take_main(
@@ -113,12 +81,8 @@ fn take_main(
     if !lacks(shared) {
         return Err(refuse(channel, "wants to go on in postcopy, and no guest lacks pages here"));
     }
-    {
-        let mut sessions = shared.postcopy.sessions.lock();
-        if hello.session <= sessions.last {
-            return Err(refuse(channel, "has an old number: its connection is an old one, or comes twice"));
-        }
-        sessions.last = hello.session;
+    if !shared.lobby.supersede(hello.session) {
+        return Err(refuse(channel, "has an old number: its connection is an old one, or comes twice"));
     }
     if !shared.is_paused() {
         // The source has given up what this side may still take for a connection.
@@ -144,7 +108,7 @@ fn wait_until_free(
     loop {
         let Some(driver) = shared.driver() else { return Err(refuse(channel, "is too early")) };
         let (may, lacks) = driver.inspect(|machine| (machine.may_recover(), machine.lacks_pages()));
-        let is_newest = session.is_none_or(|session| shared.postcopy.sessions.lock().last == session);
+        let is_newest = session.is_none_or(|session| shared.lobby.last() == session);
         if !lacks || !is_newest || shared.closing.is_cancelled() {
             return Err(refuse(channel, "is too late: a newer connection has come, or no page is missing"));
         }
@@ -161,12 +125,12 @@ fn wait_until_free(
 /// From now on this is the main channel.
 fn begin(shared: &Shared, channel: &Arc<Channel>, session: Option<u32>) -> Result<(), MigrationError> {
     // One after the other: what comes first is let in.
-    let mut sessions = shared.postcopy.sessions.lock();
+    let mut begun = shared.postcopy.recovered_session.lock();
     let may = shared.driver().is_some_and(|driver| driver.inspect(Destination::may_recover));
-    if !may || session.is_some_and(|session| sessions.last != session) {
+    if !may || session.is_some_and(|session| shared.lobby.last() != session) {
         return Err(refuse(channel, "is too late: another connection has come"));
     }
-    sessions.begun = session.unwrap_or_default();
+    *begun = session.unwrap_or_default();
     shared.begin_waiting_for(channel);
     shared.places.put_main(channel);
     shared.feed(Fed::RecoveryBegun).map_err(|refusal| {

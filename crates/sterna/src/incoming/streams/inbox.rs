@@ -67,9 +67,20 @@ struct InboxState {
     is_loading: bool,
     is_loaded: bool,
     is_stopped: bool,
+    /// The device was told that a stream comes.
+    is_begun: bool,
+    /// The stream begins anew, as soon as the load thread has forgotten what it loaded.
+    begins_anew: bool,
     began: Option<Instant>,
     statistics: StreamStatistics,
     spare: Vec<Vec<u8>>,
+}
+
+/// What a load thread does next.
+pub(super) enum Next {
+    Chunk(Chunk),
+    /// Forgets what was loaded, and says so ([`Inbox::has_forgotten`]).
+    BeginsAnew,
 }
 
 /// A chunk as it came.
@@ -126,8 +137,8 @@ impl Inbox {
     pub(crate) fn begin_credit(&self) -> u64 {
         let mut state = self.state.lock();
         state.has_credit = true;
-        state.granted_bytes = self.limit;
-        self.limit
+        state.granted_bytes = state.loaded_bytes + self.limit;
+        state.granted_bytes
     }
 
     /// A buffer for a payload of `bytes` that is about to be read.
@@ -206,19 +217,32 @@ impl Inbox {
         Ok(())
     }
 
+    /// The device is told that a stream comes. False: it was before, and the stream goes on.
+    pub(super) fn begin(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().is_begun, true)
+    }
+
+    /// Whether the device has anything to forget.
+    pub(super) fn has_loaded(&self) -> bool {
+        self.state.lock().loaded_bytes > 0
+    }
+
     /// Waits for the next chunk in order; `None` when all stops. What it held is given back by [`Inbox::loaded`].
-    pub(super) fn take(&self) -> Option<Chunk> {
+    pub(super) fn take(&self) -> Option<Next> {
         let mut state = self.state.lock();
         loop {
             if state.is_stopped {
                 return None;
+            }
+            if state.begins_anew {
+                return Some(Next::BeginsAnew);
             }
             let next = state.next;
             if let Some(chunk) = state.held.remove(&next) {
                 // The last chunk has the highest index: nothing follows it.
                 state.next = next.saturating_add(1);
                 state.is_loading = true;
-                return Some(chunk);
+                return Some(Next::Chunk(chunk));
             }
             let began = Instant::now();
             self.changed.wait(&mut state);
@@ -317,6 +341,49 @@ impl Inbox {
 
     pub(crate) fn statistics(&self) -> StreamStatistics {
         self.state.lock().statistics.clone()
+    }
+
+    /// The stream comes anew, and the device has forgotten what was loaded. No load thread works.
+    pub(crate) fn restart(&self) {
+        *self.state.lock() = self.empty();
+    }
+
+    /// The connection is lost: the stream goes on behind what was loaded. No load thread works.
+    pub(crate) fn suspend(&self) {
+        let mut state = self.state.lock();
+        let loaded = state.loaded_bytes;
+        state.held.clear();
+        state.waiting.clear();
+        (state.held_bytes, state.come_bytes, state.granted_bytes) = (0, loaded, 0);
+        state.chunks = u64::from(state.next);
+        if !state.is_loaded {
+            state.last = None;
+        }
+        (state.has_credit, state.is_stopped, state.begins_anew) = (false, false, false);
+    }
+
+    /// The source begins the stream anew. Waits until the load thread has forgotten what was loaded. False: all stops.
+    pub(crate) fn begin_anew(&self) -> bool {
+        let mut state = self.state.lock();
+        state.begins_anew = true;
+        self.changed.notify_all();
+        while state.begins_anew && !state.is_stopped {
+            self.changed.wait(&mut state);
+        }
+        !state.is_stopped
+    }
+
+    /// The device has forgotten what was loaded, and was told that a stream comes.
+    pub(super) fn has_forgotten(&self) {
+        let mut state = self.state.lock();
+        *state = InboxState { is_begun: true, is_stopped: state.is_stopped, ..self.empty() };
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn empty(&self) -> InboxState {
+        let statistics = StreamStatistics::of(&self.device.name, self.device.instance);
+        InboxState { statistics, ..InboxState::default() }
     }
 
     /// Nobody waits any more.

@@ -78,6 +78,27 @@ impl Inboxes {
         self.boxes.iter().for_each(|inbox| inbox.stop());
     }
 
+    /// The connection is lost: every stream goes on behind what was loaded. No load thread works now.
+    pub(crate) fn suspend(&self) {
+        self.boxes.iter().for_each(|inbox| inbox.suspend());
+    }
+
+    /// The source begins every stream anew.
+    ///
+    /// # Errors
+    /// All stops before what was loaded is forgotten.
+    pub(crate) fn begin_anew(&self) -> Result<(), MigrationError> {
+        match self.boxes.iter().all(|inbox| inbox.begin_anew()) {
+            true => Ok(()),
+            false => Err(MigrationError::Cancelled),
+        }
+    }
+
+    /// Everything comes anew. No load thread works now.
+    pub(crate) fn restart(&self) {
+        self.boxes.iter().for_each(|inbox| inbox.restart());
+    }
+
     /// The devices run, before the vCPUs do.
     pub(crate) fn run_devices(&self) -> Result<(), MigrationError> {
         in_parallel(&self.devices(), "run", |device| device.run())

@@ -11,7 +11,7 @@ use sterna_wire::multifd::DeviceChunkKind;
 
 use super::shared::Shared;
 use crate::error::MigrationError;
-use inbox::Inbox;
+use inbox::{Inbox, Next};
 use inboxes::grant;
 
 /// A load thread: works until its device is loaded, or all stops.
@@ -24,8 +24,18 @@ pub(super) fn load(shared: &Shared, inbox: &Inbox) {
 
 fn run(shared: &Shared, inbox: &Inbox) -> Result<(), MigrationError> {
     let device = &inbox.device;
-    device.call("begin to load", |stream| stream.begin_load())?;
-    while let Some(chunk) = inbox.take() {
+    if inbox.begin() {
+        device.call("begin to load", |stream| stream.begin_load())?;
+    }
+    while let Some(next) = inbox.take() {
+        let Next::Chunk(chunk) = next else {
+            if inbox.has_loaded() {
+                device.call("forget what was loaded", |stream| stream.end_load())?;
+                device.call("begin to load", |stream| stream.begin_load())?;
+            }
+            inbox.has_forgotten();
+            continue;
+        };
         let began = Instant::now();
         match chunk.kind {
             DeviceChunkKind::Data { .. } if chunk.data().is_empty() => {}

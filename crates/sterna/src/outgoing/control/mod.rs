@@ -6,8 +6,10 @@ mod handing_over;
 mod hints;
 mod postcopy;
 mod precopy;
+mod reconnecting;
 mod recovery;
 mod rounds;
+mod sessions;
 mod setup;
 mod slowdown;
 mod switchover;
@@ -45,6 +47,7 @@ use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 use hints::Hints;
 use rounds::Rounds;
+use sessions::Reconnecting;
 use slowdown::Slowdown;
 
 /// How often an idle control thread wakes.
@@ -115,6 +118,7 @@ pub(super) struct Control {
     rearmed_seen: u64,
     slowdown: Slowdown,
     hints: Hints,
+    reconnecting: Reconnecting,
     limits_noted: Instant,
     /// Devices' streams, once they are begun.
     streams: Option<DeviceStreams>,
@@ -150,6 +154,7 @@ impl Control {
             rearmed_seen: 0,
             slowdown: Slowdown::new(Arc::clone(&shared)),
             hints: Hints::new(Arc::clone(&shared)),
+            reconnecting: Reconnecting::default(),
             limits_noted: now,
             streams: None,
             epoch_streams: None,
@@ -222,6 +227,7 @@ impl Control {
             Action::SendHandoverId => self.send_handover_id()?,
             Action::Compare => self.compare()?,
             Action::StartPrecopy => self.precopy()?,
+            Action::ResumePrecopy => self.resume_precopy()?,
             Action::StopGuest => self.stop_guest(),
             Action::ReleaseHooks => self.release_hooks(),
             Action::SendFinalState if self.is_postcopy() => self.send_final_state_of_postcopy()?,
@@ -240,6 +246,8 @@ impl Control {
                 self.close_channels();
                 self.shared.report(Fed::ChannelsClosed);
             }
+            Action::BreakOff => self.break_off(),
+            Action::Reconnect => self.reconnect(),
             Action::ReacquireHooks => self.reacquire_hooks(),
             Action::ResumeGuest => self.resume_guest(),
             Action::StopTracking => self.stop_tracking(),
@@ -285,7 +293,8 @@ impl Control {
         let Identity { id, secret } = &self.shared.identity;
         let (version, body) = Handover { migration_id: *id, secret: Some(secret.clone()) }.encode();
         let header = (Handover::SECTION_NAME, Handover::SECTION_INSTANCE, version);
-        self.main()?.with(|stream| stream.full_section(header, &body, true))
+        self.main()?.with(|stream| stream.full_section(header, &body, true))?;
+        self.announce_return()
     }
 
     fn compare(&mut self) -> Result<(), MigrationError> {
@@ -309,7 +318,7 @@ impl Control {
         match call("SourceVm::stop", || self.shared.vm.stop()) {
             Ok(()) => {
                 self.ran_before = was_running;
-                let devices = match &self.streams {
+                let devices = match &mut self.streams {
                     Some(streams) => streams.stop(&mut self.waits),
                     None => Ok(()),
                 };
@@ -391,6 +400,9 @@ impl Control {
         if let Some(streams) = self.streams.take() {
             streams.end();
         }
+        if let Some(streams) = self.reconnecting.streams.take() {
+            streams.end(&self.shared);
+        }
         if let Some(streams) = self.epoch_streams.take() {
             streams.end();
         }
@@ -415,6 +427,9 @@ impl Control {
         self.close_channels();
         self.unthrottle();
         self.hints.end();
+        if outcome.end != End::Completed {
+            self.say_farewell();
+        }
         // Not before: all is undone, and the guest runs on.
         self.shared.find_failed_pages();
         if outcome.end == End::Completed {
@@ -429,9 +444,12 @@ impl Control {
             End::Cancelled if !held => Outcome::Cancelled,
             End::Cancelled => Outcome::Failed { error: MigrationError::Cancelled, held },
             End::Failed(cause) => {
-                let limits = self.shared.params().limits;
-                self.shared.note_error(explain(cause, &limits));
-                let error = self.shared.error().unwrap_or_else(|| explain(cause, &limits));
+                let explained = || match cause {
+                    Cause::NotReconnected => self.shared.not_reconnected(),
+                    cause => explain(cause, &self.shared.params().limits),
+                };
+                self.shared.note_error(explained());
+                let error = self.shared.error().unwrap_or_else(explained);
                 tracing::warn!("migration failed: {error}");
                 Outcome::Failed { error, held }
             }
@@ -493,7 +511,7 @@ fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
         Cause::OperatorPaused => {
             MigrationError::Transport("an operator paused it (migrate-pause)".to_owned(), None)
         }
-        Cause::ConnectionLost | Cause::Eof => {
+        Cause::ConnectionLost | Cause::NotReconnected | Cause::Eof => {
             MigrationError::Transport("the connection was lost".to_owned(), None)
         }
         Cause::PeerMisbehaved => {

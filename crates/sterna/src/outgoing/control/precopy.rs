@@ -36,9 +36,11 @@ impl Control {
     /// Performs `StartPrecopy`: returns when the machine wants something else done.
     pub(super) fn precopy(&mut self) -> Result<(), Break> {
         self.introduce_peer();
+        self.warn_without_return();
         self.count_acknowledgements();
         self.hand_memory_over()?;
         self.advise_postcopy()?;
+        self.await_promise()?;
         let shared = Arc::clone(&self.shared);
         let is_mapped = shared.capabilities.mapped_ram;
         // Lanes into a file must know the places of pages, and one that writes the main connection must find a section of RAM.
@@ -103,6 +105,9 @@ impl Control {
         };
         *shared.policy.lock() = Some(Recorded::new(begun, rounds.snapshot()));
         self.rounds = Some(rounds);
+        if shared.unconfirmed.get().is_some() {
+            shared.report(Fed::MayReconnect);
+        }
         if takes_hints && !is_ready {
             // Lanes send meanwhile.
             self.prepare_round(&round, &mut slice, None)?;
@@ -112,7 +117,7 @@ impl Control {
     }
 
     /// Writes what stands before RAM, and RAM's START section.
-    fn start_ram(&mut self) -> Result<(), MigrationError> {
+    pub(super) fn start_ram(&mut self) -> Result<(), MigrationError> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
         main.with(|stream| shared.guest_source.send_early(stream))?;
         match (&mut self.file, &self.rdma) {
@@ -129,7 +134,7 @@ impl Control {
     }
 
     /// Of the present form of `switchover-ack`: one is due for each device that asks (specs/stream.md §5.3).
-    fn count_acknowledgements(&self) {
+    pub(super) fn count_acknowledgements(&self) {
         let vm = &self.shared.vm;
         // A standby's side of a device's stream is there from the beginning, and sends none.
         let is_protected = self.shared.protecting.is_some();
@@ -150,7 +155,7 @@ impl Control {
     }
 
     /// Performs what the policy asks for, until the machine wants something else done.
-    fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
+    pub(super) fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
         let mut outputs = VecDeque::new();
         loop {
             if self.switch_if_wanted()? {
@@ -185,6 +190,7 @@ impl Control {
             }
             Output::Publish { tries_network } => self.publish(tries_network)?,
             Output::RunDry { number } => {
+                let number = self.reconnecting.rounds_before + number;
                 let Some(round) = self.rounds()?.round_numbered(number) else {
                     return Err(MigrationError::Internal(format!("round {number} is not there")).into());
                 };
@@ -241,7 +247,7 @@ impl Control {
         Ok(Input::Observed(snapshot))
     }
 
-    fn tell_policy(&mut self, input: Input) -> Vec<Output> {
+    pub(super) fn tell_policy(&mut self, input: Input) -> Vec<Output> {
         let mut policy = self.shared.policy.lock();
         let Some(policy) = policy.as_mut() else { return Vec::new() };
         let outputs = policy.handle(input);
@@ -260,7 +266,7 @@ impl Control {
         outputs
     }
 
-    fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> Settings {
         let mut params = self.shared.params();
         // Its guest stands once for that, and checkpoints do not depend on the limit.
         if self.shared.protecting.is_some() && params.non_convergence == NonConvergence::KeepGoing {
@@ -349,7 +355,11 @@ impl Control {
             Some(_) => {}
             None if shared.capabilities.multifd => {
                 let main = self.main()?;
-                main.with(|stream| stream.ram_part(false, true))?;
+                let marks = shared.unconfirmed.get().is_some();
+                main.with(|stream| {
+                    stream.ram_part(false, true)?;
+                    if marks { stream.commands(&[Command::Ping(extension::ROUND_PING)]) } else { Ok(()) }
+                })?;
                 if let Some(rdma) = self.rdma.as_ref().filter(|_| !is_last) {
                     rdma.wait_for_flush(&main)?;
                 }

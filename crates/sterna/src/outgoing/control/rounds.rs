@@ -1,6 +1,7 @@
 //! The rounds of precopy: the round that is sent, what syncs have found since, and their statistics.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
@@ -11,6 +12,7 @@ use crate::order::{RoundPages, SliceSize};
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::DeviceStreams;
 use crate::precopy::{Backlog, Counts, RoundProgress, Snapshot, StreamsRemaining, SyncResult};
+use crate::reconnect::Missing;
 use crate::stats::{Round, SyncParts};
 use crate::threads::call;
 use crate::vm::RunState;
@@ -159,6 +161,48 @@ impl Rounds {
         self.enter_round();
     }
 
+    /// Of what a destination lacks, pages that the guest does not use need not be sent. Once another round was made, that is
+    /// not known any more.
+    pub(super) fn leave_out_unused(&self, missing: &Missing) {
+        if let (None, Some(unused)) = (&self.before, self.round.unused()) {
+            missing.leave_out(unused);
+        }
+    }
+
+    /// How many of these pages lanes have taken before.
+    pub(super) fn sent_among(&self, pages: &DirtyBitmaps) -> u64 {
+        let mut unsent = DirtyBitmaps::new(&self.shared.ram);
+        for round in [Some(&self.round), self.before.as_ref()].into_iter().flatten() {
+            unsent.or_from(round.unsent());
+        }
+        let words = pages.blocks().iter().zip(unsent.blocks()).flat_map(|(pages, unsent)| {
+            pages
+                .words()
+                .iter()
+                .zip(unsent.words())
+                .map(|(pages, unsent)| pages.load(Ordering::Relaxed) & !unsent.load(Ordering::Relaxed))
+        });
+        words.map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Makes the first round of a new session: what the destination lacks, and what syncs have found. It counts as begun at once:
+    /// whatever happens before lanes get it, its pages are missing at the destination.
+    pub(super) fn make_resumed(&mut self, missing: Missing) {
+        let ram = &self.shared.ram;
+        let Missing { mut pages, looks_for_absent } = missing;
+        pages.or_from(&std::mem::replace(&mut self.next, DirtyBitmaps::new(ram)));
+        let round = RoundPages::new(self.round.number() + 1, ram, self.slices(), pages, looks_for_absent);
+        (self.round, self.before) = (Arc::new(round), None);
+        let (counts, now) = (self.shared.counters.now(), self.shared.statistics.lock().clock());
+        self.open = OpenRound::new(now, counts, false);
+        self.note_unconfirmed();
+    }
+
+    /// Publishes the round that [`Rounds::make_resumed`] made.
+    pub(super) fn publish_resumed(&self) {
+        self.give_to_lanes();
+    }
+
     /// Re-arms what syncs have found while the guest runs, so that less is left for its pause. Gives all pages of which that is so.
     pub(super) fn rearm_ahead(&mut self) -> Result<&DirtyBitmaps, MigrationError> {
         let (shared, slices) = (&self.shared, self.slices());
@@ -247,6 +291,18 @@ impl Rounds {
 
     /// Lets the lanes begin the round that was made last.
     fn enter_round(&self) {
+        self.note_unconfirmed();
+        self.give_to_lanes();
+    }
+
+    /// Of no page of the round that was made last it is known that it is held.
+    fn note_unconfirmed(&self) {
+        if let Some(unconfirmed) = self.shared.unconfirmed.get() {
+            unconfirmed.begin_round(self.round.unsent(), self.round.looks_for_absent());
+        }
+    }
+
+    fn give_to_lanes(&self) {
         let mut statistics = self.shared.statistics.lock();
         statistics.rounds_begun = self.round.number();
         statistics.next_round_bytes = 0;

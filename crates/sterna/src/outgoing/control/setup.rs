@@ -66,6 +66,10 @@ fn open(shared: &Shared) -> Result<Connected, MigrationError> {
         let left = params.limits.setup.saturating_sub(began.elapsed());
         Channel::connect_with(&shared.to, params.tls.as_ref(), left, &shared.connecting, |channel| {
             channel.set_stall_limit(Some(params.limits.stall));
+            if !params.reconnect_window.is_zero() {
+                // A network that falls silent is noticed where nothing is to be sent, too.
+                channel.probe_peer(params.limits.stall);
+            }
             shared.adopt(channel)
         })
     };
@@ -90,7 +94,7 @@ fn say_hello(shared: &Shared, channel: &Channel, id: u8) -> Result<(), Migration
     Ok(())
 }
 
-fn main_channel(shared: &Shared, channel: Arc<Channel>) -> Arc<MainChannel> {
+pub(super) fn main_channel(shared: &Shared, channel: Arc<Channel>) -> Arc<MainChannel> {
     let sink: Arc<dyn Sink> = channel.clone();
     let stream = MainStream::new(sink, Arc::clone(&shared.counters), shared.guest_source.section_ids());
     MainChannel::new(Some(channel), stream)
@@ -217,6 +221,8 @@ fn main_lane(shared: &Shared, main: &MainChannel) -> Result<LaneEnds, MigrationE
     let lane = MainLane {
         deltas: delta_cache(shared).map(|cache| (cache, Scratch::default())),
         sent: sent_pages(shared),
+        marks: shared.unconfirmed.get().is_some(),
+        has_begun: false,
         main: Arc::clone(&main.stream),
         reader: Arc::clone(&reader),
         ram: shared.ram.clone(),

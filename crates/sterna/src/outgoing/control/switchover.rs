@@ -17,6 +17,7 @@ impl Control {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
         // `max-bandwidth` protects other traffic from rounds without end; the downtime should be short.
         shared.limiter.open();
+        self.watch_closely(true);
         self.rounds()?.open_last();
         if let Some(streams) = &self.streams {
             streams.finish();
@@ -94,6 +95,7 @@ impl Control {
             file.publish(&self.shared);
             return;
         }
+        self.watch_closely(false);
         if self.shared.capabilities.return_path {
             self.step(SwitchoverStep::Prepare);
         }

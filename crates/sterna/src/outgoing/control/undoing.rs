@@ -24,10 +24,12 @@ impl Control {
             (Action::ReacquireHooks, _) => Fed::HooksReacquireFailed,
             (Action::ResumeGuest, _) => Fed::GuestResumeFailed,
             (Action::StopTracking, _) => Fed::TrackingStopFailed,
+            (Action::Reconnect, _) => Fed::ReconnectFailed,
             (
                 Action::ReportUndecided(_)
                 | Action::ReportPaused(_)
                 | Action::CloseChannels
+                | Action::BreakOff
                 | Action::Finish(_),
                 _,
             ) => {
@@ -71,6 +73,7 @@ impl Control {
     pub(super) fn resume_guest(&mut self) {
         self.unthrottle();
         self.shared.run_devices();
+        self.shared.statistics.lock().stands_no_more();
         match call("SourceVm::resume", || self.shared.vm.resume()) {
             Ok(()) => {
                 self.shared.tell(&Event::Resumed);

@@ -64,9 +64,10 @@ impl Limiter {
         self.changed.notify_all();
     }
 
-    /// The limit holds again.
+    /// The limit counts again.
     pub(crate) fn close(&self) {
-        self.state.lock().open = false;
+        let mut state = self.state.lock();
+        (state.open, state.window, state.spent) = (false, Instant::now(), 0);
     }
 
     /// Takes `bytes` out of the window's budget; returns how long it had to wait for a window with

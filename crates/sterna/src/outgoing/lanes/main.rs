@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sterna_ram::{GuestRam, PAGE_SIZE, RamSlice};
+use sterna_wire::extension::ROUND_PING;
+use sterna_wire::main::Command;
 use sterna_wire::replica::PageSums;
 
 use super::super::guest_source::PageReader;
@@ -28,6 +30,10 @@ pub(in crate::outgoing) struct MainLane {
     pub deltas: Option<(DeltaCache, Scratch)>,
     /// Where checkpoints are summed up.
     pub sent: Option<Arc<SentPages>>,
+    /// The destination is told where a round ends.
+    pub marks: bool,
+    /// The opening barrier, which ends no round, lies behind.
+    pub has_begun: bool,
     /// Shuts the channel down.
     pub abort: Box<dyn Fn() + Send>,
 }
@@ -91,6 +97,9 @@ impl PageWriter for MainLane {
 
     /// The channel keeps its order by itself.
     fn barrier(&mut self) -> Result<(), MigrationError> {
+        if std::mem::replace(&mut self.has_begun, true) && self.marks {
+            self.main.lock().commands(&[Command::Ping(ROUND_PING)])?;
+        }
         Ok(())
     }
 

@@ -22,6 +22,12 @@ impl Lanes {
         self.finished.len()
     }
 
+    /// Lanes begin again, over other channels. None works now.
+    pub(crate) fn restart(&self) {
+        self.finished.iter().for_each(|lane| lane.store(0, Ordering::Release));
+        self.queue.reopen();
+    }
+
     /// Whether every lane has written its barrier after round `number`; 0 is the opening one.
     pub(crate) fn are_through(&self, number: u64) -> bool {
         self.finished.iter().all(|lane| lane.load(Ordering::Acquire) > number)

@@ -10,7 +10,7 @@ use super::throughput::Throughput;
 use crate::events::{Status, SwitchoverStep};
 use crate::order::RoundPages;
 use crate::precopy::{Counts, HALF_LIFE, Meter, SHOWN_HALF_LIFE};
-use crate::stats::{LaneTimes, Round, Sample, Statistics};
+use crate::stats::{LaneTimes, Reconnection, Round, Sample, Statistics};
 use crate::throttle::DirtyLimitTimes;
 
 /// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
@@ -58,6 +58,9 @@ pub(in crate::outgoing) struct LiveStatistics {
     pub is_dirty_limited: bool,
     pub dirty_limit_times: Option<DirtyLimitTimes>,
     rdma: Arc<RdmaCounts>,
+    reconnections: Vec<Reconnection>,
+    /// The connection is lost, and this is known of it.
+    lost: Option<(Instant, Reconnection)>,
 }
 
 impl LiveStatistics {
@@ -93,6 +96,8 @@ impl LiveStatistics {
             is_dirty_limited: false,
             dirty_limit_times: None,
             rdma,
+            reconnections: Vec::new(),
+            lost: None,
         }
     }
 
@@ -157,6 +162,41 @@ impl LiveStatistics {
         self.sample(counts);
     }
 
+    /// The connection is lost. What was measured of a switchover is of no use: there will be another.
+    pub(crate) fn lose_connection(&mut self, counts: Counts, why: String) {
+        self.observe(counts);
+        let reconnection = Reconnection { at: self.clock(), why, ..Reconnection::default() };
+        self.lost.get_or_insert((Instant::now(), reconnection));
+        if self.stopped_at.is_none() {
+            self.forget_switchover();
+        }
+    }
+
+    /// The guest that stood for a switchover runs on.
+    pub(crate) fn stands_no_more(&mut self) {
+        if let (Some((_, reconnection)), Some(stopped)) = (&mut self.lost, self.stopped_at) {
+            reconnection.stood = Some(stopped.elapsed());
+            self.forget_switchover();
+        }
+    }
+
+    fn forget_switchover(&mut self) {
+        (self.stopped_at, self.at_stop) = (None, None);
+        self.switchover.clear();
+    }
+
+    /// There is a connection again, and so many pages are sent again.
+    pub(crate) fn find_connection(&mut self, counts: Counts, resent_pages: u64) -> Reconnection {
+        let (since, mut reconnection) =
+            self.lost.take().unwrap_or_else(|| (Instant::now(), Reconnection::default()));
+        reconnection.took = since.elapsed();
+        reconnection.resent_bytes = resent_pages * PAGE_SIZE as u64;
+        self.forget_switchover();
+        self.begin_pages(counts);
+        self.reconnections.push(reconnection.clone());
+        reconnection
+    }
+
     /// Keeps a finished round. When there are very many, neighbours are told as one.
     pub(crate) fn push_round(&mut self, round: Round) {
         if self.rounds.len() >= ROUNDS {
@@ -208,6 +248,8 @@ impl LiveStatistics {
             dirty_limit_times: self.dirty_limit_times,
             streams: Vec::new(),
             rdma: None,
+            reconnections: self.reconnections.clone(),
+            disconnected: self.lost.as_ref().map(|(since, _)| since.elapsed()),
         }
     }
 

@@ -89,6 +89,31 @@ struct Progress {
     /// By what it was seen: bytes, and the time that the device took for them on either side. Older ones count less.
     seen: (u64, Duration),
     statistics: StreamStatistics,
+    point: Point,
+}
+
+/// How far a stream was read while its device ran.
+#[derive(Debug, Clone, Copy, Default)]
+struct Point {
+    /// Index of the next chunk.
+    next: u32,
+    data_bytes: u64,
+    /// The end of the initial bytes was told.
+    initial_is_told: bool,
+}
+
+/// Streams of a session that was lost. Their devices go on saving.
+pub(super) struct Suspended {
+    devices: Vec<Streamed>,
+    savers: Vec<Progress>,
+    queues: Vec<outbox::Queue>,
+}
+
+impl Suspended {
+    /// They do not go on.
+    pub(super) fn end(&self, shared: &Shared) {
+        end_saving(shared, &self.devices);
+    }
 }
 
 impl Progress {
@@ -130,6 +155,20 @@ impl Streams {
             is_serial: way == Way::Serial,
             devices,
         }
+    }
+
+    /// Goes on where the session before was lost.
+    fn resumed(suspended: Suspended, channels: Channels) -> Self {
+        let Suspended { devices, savers, queues } = suspended;
+        let outbox = Outbox::resumed(queues, channels.count());
+        let streams = Self::new(devices, Way::Packets { has_credit: true }, channels);
+        streams.state.lock().savers = savers;
+        Self { outbox, ..streams }
+    }
+
+    /// Where save thread `index` begins.
+    fn point(&self, index: usize) -> Point {
+        self.state.lock().savers[index].point
     }
 
     fn give(&self, order: Order) {
@@ -239,8 +278,7 @@ impl RunningStreams for Streams {
             let what = format!("it grants room to {} without a request", self.devices[device]);
             return Err(MigrationError::PeerMisbehaved { what });
         }
-        self.outbox.grant(device, bytes);
-        Ok(())
+        self.outbox.grant(device, bytes)
     }
 
     fn all_granted(&self) -> Result<(), MigrationError> {
@@ -270,6 +308,20 @@ pub(super) struct DeviceStreams {
     shared: Arc<Shared>,
     streams: Arc<Streams>,
     way: Way,
+    begin: Begin,
+    /// Devices were stopped, or about to be.
+    has_stopped: bool,
+}
+
+/// How the streams of a session begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    /// For the first time.
+    First,
+    /// Once more, after others were lost in the switchover.
+    Anew,
+    /// Where others were lost.
+    GoOn,
 }
 
 impl DeviceStreams {
@@ -289,16 +341,42 @@ impl DeviceStreams {
             true => Way::Packets { has_credit },
             false => Way::Serial,
         };
-        let streams = Arc::new(Streams::new(devices, way, Channels::new(channels.to_vec())));
+        let mut streams = Streams::new(devices, way, Channels::new(channels.to_vec()));
+        streams.outbox = streams.outbox.keeping(shared.unconfirmed.get().is_some());
+        Ok(Some(Self::with(shared, streams, way, Begin::First)))
+    }
+
+    /// In a session that takes the place of a lost one, of which these are left.
+    pub(super) fn begin_again(
+        shared: &Arc<Shared>,
+        channels: &[Arc<Channel>],
+        suspended: Option<Suspended>,
+    ) -> Result<Option<Self>, MigrationError> {
+        let Some(suspended) = suspended else {
+            let anew = Self::begin(shared, channels)?;
+            return Ok(anew.map(|streams| Self { begin: Begin::Anew, ..streams }));
+        };
+        let streams = Streams::resumed(suspended, Channels::new(channels.to_vec()));
+        Ok(Some(Self::with(shared, streams, Way::Packets { has_credit: true }, Begin::GoOn)))
+    }
+
+    fn with(shared: &Arc<Shared>, streams: Streams, way: Way, begin: Begin) -> Self {
+        let streams = Arc::new(streams);
         *shared.streams.lock() = Some(Arc::clone(&streams) as Arc<dyn RunningStreams>);
-        Ok(Some(Self { shared: Arc::clone(shared), streams, way }))
+        Self { shared: Arc::clone(shared), streams, way, begin, has_stopped: false }
     }
 
     /// Starts the save threads.
     pub(super) fn start(&self, main: &MainChannel, workers: &mut Workers) -> Result<(), MigrationError> {
-        in_parallel(&self.streams.devices, "begin to save", |device| device.begin_save())?;
+        if self.begin != Begin::GoOn {
+            in_parallel(&self.streams.devices, "begin to save", |device| device.begin_save())?;
+        }
         if self.way == (Way::Packets { has_credit: true }) {
-            main.commands(&[Command::Ping(extension::DEVICE_STREAMS_PING)])?;
+            let ping = match self.begin {
+                Begin::First | Begin::GoOn => extension::DEVICE_STREAMS_PING,
+                Begin::Anew => extension::STREAMS_ANEW_PING,
+            };
+            main.commands(&[Command::Ping(ping)])?;
         }
         for (index, device) in self.streams.devices.iter().cloned().enumerate() {
             let (shared, streams) = (Arc::clone(&self.shared), Arc::clone(&self.streams));
@@ -324,7 +402,8 @@ impl DeviceStreams {
 
     /// vCPUs have stopped: quiesces all devices, then stops them. Every write of their DMA is to be found by a sync
     /// after this.
-    pub(super) fn stop(&self, waits: &mut Waits) -> Result<(), MigrationError> {
+    pub(super) fn stop(&mut self, waits: &mut Waits) -> Result<(), MigrationError> {
+        self.has_stopped = true;
         self.streams.give(Order::Park);
         match waits.until(|| self.streams.are_parked().then_some(())) {
             Ok(()) => {}
@@ -356,12 +435,33 @@ impl DeviceStreams {
         self.streams.remaining(self.way)
     }
 
+    /// The connection is lost; save threads have ended. What can go on over another one is left. Of a device that has stopped
+    /// nothing is: what was read of it is not true any more when it runs again.
+    pub(super) fn suspend(self) -> Option<Suspended> {
+        // The destination may not have heard that the streams begin anew.
+        let is_known = self.begin != Begin::Anew || self.streams.outbox.without_grant().is_none();
+        if self.has_stopped || !is_known || self.way != (Way::Packets { has_credit: true }) {
+            self.end();
+            return None;
+        }
+        let mut savers = std::mem::take(&mut self.streams.state.lock().savers);
+        for saver in &mut savers {
+            (saver.is_calling, saver.is_done) = (false, false);
+        }
+        let queues = self.streams.outbox.take_queues();
+        Some(Suspended { devices: self.streams.devices.clone(), savers, queues })
+    }
+
     /// Nothing is read any more; save threads have ended.
     pub(super) fn end(self) {
-        if let Err(error) = in_parallel(&self.streams.devices, "end saving", |device| device.end_save()) {
-            tracing::warn!(%error, "a device's stream");
-            self.shared.tell(&crate::events::Event::Warning(error.to_string()));
-        }
+        end_saving(&self.shared, &self.streams.devices);
+    }
+}
+
+fn end_saving(shared: &Shared, devices: &[Streamed]) {
+    if let Err(error) = in_parallel(devices, "end saving", |device| device.end_save()) {
+        tracing::warn!(%error, "a device's stream");
+        shared.tell(&crate::events::Event::Warning(error.to_string()));
     }
 }
 

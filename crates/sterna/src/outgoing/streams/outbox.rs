@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
+use sterna_wire::multifd::DEVICE_STATE_PACKET_BYTES;
 
+use crate::error::MigrationError;
 use crate::interruption::Break;
 
 /// Buffers per device: one is read into, one is sent, and one in between each.
@@ -28,6 +30,8 @@ pub(in crate::outgoing) struct Outbox {
     waiting: AtomicUsize,
     /// Whether the destination grants room.
     has_credit: bool,
+    /// Whether chunks are kept until they are loaded.
+    keeps: bool,
     lanes: usize,
 }
 
@@ -38,7 +42,7 @@ struct OutboxState {
     is_closed: bool,
 }
 
-struct Queue {
+pub(in crate::outgoing) struct Queue {
     ready: VecDeque<Vec<u8>>,
     spare: Vec<Vec<u8>>,
     /// Chunks that lanes write now.
@@ -47,6 +51,17 @@ struct Queue {
     granted: u64,
     limit: u64,
     sent: u64,
+    /// What the destination is not known to have loaded, where a lost connection is made anew; and where it ends.
+    kept: VecDeque<Kept>,
+    kept_end: u64,
+}
+
+/// A copy of a chunk.
+struct Kept {
+    index: u32,
+    /// Bytes of payloads up to its end.
+    end: u64,
+    packet: Vec<u8>,
 }
 
 impl OutboxState {
@@ -58,7 +73,44 @@ impl OutboxState {
 impl Queue {
     fn new(granted: u64) -> Self {
         let spare = (0..BUFFERS).map(|_| Vec::new()).collect();
-        Self { ready: VecDeque::new(), spare, sending: 0, granted, limit: granted, sent: 0 }
+        Self {
+            ready: VecDeque::new(),
+            spare,
+            sending: 0,
+            granted,
+            limit: granted,
+            sent: 0,
+            kept: VecDeque::new(),
+            kept_end: 0,
+        }
+    }
+
+    /// The same for another session: what is kept is sent again, as far as the first grant says that it was not loaded.
+    fn resumed(self) -> Self {
+        Self { limit: self.limit, kept: self.kept, kept_end: self.kept_end, ..Self::new(0) }
+    }
+
+    /// # Errors
+    /// By the first grant of a session something else was loaded than was sent.
+    fn grant(&mut self, bytes: u64) -> Result<(), String> {
+        let is_first = self.granted == 0;
+        self.granted = self.granted.max(bytes);
+        if self.limit == 0 {
+            self.limit = bytes;
+        }
+        let loaded = self.granted.saturating_sub(self.limit);
+        while self.kept.front().is_some_and(|kept| kept.end <= loaded) {
+            self.kept.pop_front();
+        }
+        if is_first {
+            let payload = |kept: &Kept| (kept.packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
+            let begins = self.kept.front().map_or(self.kept_end, |kept| kept.end - payload(kept));
+            if begins != loaded {
+                return Err(format!("it has loaded {loaded} bytes, and what it may lack begins at {begins}"));
+            }
+            self.sent = loaded;
+        }
+        Ok(())
     }
 }
 
@@ -72,8 +124,42 @@ impl Outbox {
             changed,
             waiting: AtomicUsize::new(0),
             has_credit,
+            keeps: false,
             lanes: lanes.max(1),
         }
+    }
+
+    /// Keeps chunks until they are loaded: with credit, so that what is kept has a limit.
+    pub(crate) fn keeping(self, keeps: bool) -> Self {
+        Self { keeps: keeps && self.has_credit, ..self }
+    }
+
+    /// What is kept, once nobody uses it any more.
+    pub(crate) fn take_queues(&self) -> Vec<Queue> {
+        std::mem::take(&mut self.state.lock().devices)
+    }
+
+    /// One that goes on with what another has kept.
+    pub(crate) fn resumed(queues: Vec<Queue>, lanes: usize) -> Self {
+        let outbox = Self::new(queues.len(), lanes, true).keeping(true);
+        outbox.state.lock().devices = queues.into_iter().map(Queue::resumed).collect();
+        outbox
+    }
+
+    /// Keeps a copy of a chunk that was read. It may not be sent before.
+    pub(crate) fn keep(&self, device: usize, index: u32, packet: &[u8]) {
+        if self.keeps {
+            let queue = &mut self.state.lock().devices[device];
+            queue.kept_end += (packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
+            queue.kept.push_back(Kept { index, end: queue.kept_end, packet: packet.to_vec() });
+        }
+    }
+
+    /// The first kept chunk from `index` on.
+    pub(crate) fn kept_from(&self, device: usize, index: u32) -> Option<(u32, Vec<u8>)> {
+        let state = self.state.lock();
+        let kept = state.devices[device].kept.iter().find(|kept| kept.index >= index)?;
+        Some((kept.index, kept.packet.clone()))
     }
 
     /// Waits for a buffer.
@@ -86,9 +172,9 @@ impl Outbox {
         self.state.lock().devices[device].spare.push(buffer);
     }
 
-    /// Waits until anything was granted, and says how much.
+    /// Waits until anything was granted, and says how much the destination holds at once.
     pub(crate) fn first_grant(&self, device: usize) -> Result<u64, Break> {
-        self.wait(device, |queue| Some(queue.granted).filter(|granted| *granted > 0))
+        self.wait(device, |queue| (queue.granted > 0).then_some(queue.limit))
     }
 
     /// The first device that was granted nothing so far.
@@ -106,22 +192,23 @@ impl Outbox {
     }
 
     /// The destination has room for `bytes` of payloads in all. An older word changes nothing.
-    pub(crate) fn grant(&self, device: usize, bytes: u64) {
-        let mut state = self.state.lock();
-        let queue = &mut state.devices[device];
-        queue.granted = queue.granted.max(bytes);
-        if queue.limit == 0 {
-            queue.limit = bytes;
-        }
-        drop(state);
+    ///
+    /// # Errors
+    /// A session goes on elsewhere than the one before it can have ended.
+    pub(crate) fn grant(&self, device: usize, bytes: u64) -> Result<(), MigrationError> {
+        let granted = self.state.lock().devices[device].grant(bytes);
+        granted.map_err(|what| MigrationError::PeerMisbehaved {
+            what: format!("of a device's stream {what} (specs/extension.md §8)"),
+        })?;
         self.changed[device].notify_all();
+        Ok(())
     }
 
     /// Bytes of payloads that were sent and are not loaded yet, at least; 0 where nobody tells.
     pub(crate) fn unloaded(&self, device: usize) -> u64 {
         let Queue { granted, limit, sent, .. } = self.state.lock().devices[device];
         // The destination grants a quarter at a time.
-        sent.saturating_sub(granted - limit).saturating_sub(limit / 4)
+        sent.saturating_sub(granted.saturating_sub(limit)).saturating_sub(limit / 4)
     }
 
     /// A chunk is ready. Whoever calls wakes the lanes.
@@ -241,13 +328,13 @@ mod tests {
     #[test]
     fn bytes_that_were_sent_are_loaded_when_their_room_is_granted_again() {
         let outbox = Outbox::new(1, 1, true);
-        outbox.grant(0, 1000);
+        outbox.grant(0, 1000).unwrap();
         outbox.spend(0, 900).unwrap();
         // A quarter is granted in one message, so that much may be loaded and not told.
         assert_eq!(outbox.unloaded(0), 650);
-        outbox.grant(0, 1600);
+        outbox.grant(0, 1600).unwrap();
         assert_eq!(outbox.unloaded(0), 50);
-        outbox.grant(0, 1900);
+        outbox.grant(0, 1900).unwrap();
         assert_eq!(outbox.unloaded(0), 0);
     }
 
@@ -267,17 +354,17 @@ mod tests {
     #[test]
     fn spend_beyond_the_grant_waits_for_more() {
         let outbox = Outbox::new(1, 1, true);
-        outbox.grant(0, 10);
+        outbox.grant(0, 10).unwrap();
         outbox.spend(0, 10).unwrap();
 
         let spent = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| outbox.spend(0, 1));
-            outbox.grant(0, 5);
+            outbox.grant(0, 5).unwrap();
             (0..100).for_each(|_| {
                 std::thread::yield_now();
                 assert_eq!(outbox.state.lock().devices[0].sent, 10);
             });
-            outbox.grant(0, 11);
+            outbox.grant(0, 11).unwrap();
             waiting.join().unwrap()
         });
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKind, DeviceStatePacket};
 
 use super::super::shared::Shared;
-use super::{Chunk, Order, Progress, Streams, TELLING_BYTES};
+use super::{Chunk, Order, Point, Progress, Streams, TELLING_BYTES};
 use crate::device_stream::{DeviceStream, RemainingState};
 use crate::error::{MigrationError, VmError};
 use crate::interruption::Break;
@@ -21,15 +21,16 @@ const LEAST_CHUNK: u64 = 64 << 10;
 
 /// Works until the stream is read, or all is over.
 pub(super) fn run(shared: &Shared, streams: &Streams, index: usize, device: &Streamed) {
+    let Point { next, data_bytes, initial_is_told } = streams.point(index);
     let mut saver = Saver {
         shared,
         streams,
         index,
         device,
         chunk_bytes: CHUNK_BYTES,
-        next: 0,
-        data_bytes: 0,
-        tells_initial: streams.while_running,
+        next,
+        data_bytes,
+        tells_initial: streams.while_running && !initial_is_told,
         is_at_end: false,
         waited_for_credit: Duration::ZERO,
         waited_for_network: Duration::ZERO,
@@ -82,6 +83,7 @@ impl Saver<'_> {
             let granted = self.streams.outbox.first_grant(self.index)?;
             let payload = (granted / 4).max(LEAST_CHUNK).min(granted).min((CHUNK_BYTES + HEAD) as u64);
             self.chunk_bytes = (payload as usize).saturating_sub(HEAD).max(1);
+            self.send_again()?;
         }
         let mut round = None;
         loop {
@@ -97,6 +99,19 @@ impl Saver<'_> {
                 Some(Order::Park | Order::End) => return Ok(()),
             }
         }
+    }
+
+    /// In a session that takes the place of a lost one: what the destination may lack.
+    fn send_again(&mut self) -> Result<(), Break> {
+        let mut from = 0;
+        while let Some((index, packet)) = self.streams.outbox.kept_from(self.index, from) {
+            let mut buffer = self.streams.outbox.buffer(self.index)?;
+            buffer.clear();
+            buffer.extend_from_slice(&packet);
+            self.put_out(buffer, true)?;
+            from = index + 1;
+        }
+        Ok(())
     }
 
     /// Reads what remains now: once a round, or a device that keeps changing would take the lanes for itself.
@@ -201,8 +216,10 @@ impl Saver<'_> {
         let mut head = Vec::with_capacity(DATA_AT);
         self.head(&mut head, DeviceChunkKind::Data { initial_ends }, count)?;
         packet[..DATA_AT].copy_from_slice(&head);
-        self.send(packet, runs)?;
+        // What is kept is read, though this session may be lost before it is sent.
+        let sent = self.send(packet, runs);
         self.count(count as u64, reading, runs);
+        sent?;
         Ok(Read::Sent { bytes: count as u64, runs })
     }
 
@@ -252,8 +269,18 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// Sends a chunk that was read while the device ran, or had stopped.
+    /// Sends a chunk that was read while the device ran, or had stopped. Of one that had stopped the stream begins anew after a
+    /// loss.
     fn send(&mut self, packet: Vec<u8>, runs: bool) -> Result<(), Break> {
+        if runs {
+            self.streams.outbox.keep(self.index, self.next - 1, &packet);
+            let (next, data_bytes, initial_is_told) = (self.next, self.data_bytes, !self.tells_initial);
+            self.note(|progress| progress.point = Point { next, data_bytes, initial_is_told });
+        }
+        self.put_out(packet, runs)
+    }
+
+    fn put_out(&mut self, packet: Vec<u8>, runs: bool) -> Result<(), Break> {
         let payload = (packet.len() - DEVICE_STATE_PACKET_BYTES) as u64;
         let began = Instant::now();
         self.streams.outbox.spend(self.index, payload)?;

@@ -97,6 +97,16 @@ impl Split {
         theirs: Parameters,
         capabilities: Capabilities,
     ) -> Self {
+        Self::copying(guest, ours, theirs, capabilities).switched()
+    }
+
+    /// In precopy.
+    fn copying(
+        guest: &ProcessConfig,
+        ours: Parameters,
+        theirs: Parameters,
+        capabilities: Capabilities,
+    ) -> Self {
         let (source, target) = common::pair(guest);
         let logs = [Arc::new(Log::default()), Arc::new(Log::default())];
         let vm: Arc<dyn TargetVm> = Arc::clone(&target) as _;
@@ -104,11 +114,14 @@ impl Split {
         let incoming = Incoming::listen(vm, &at, theirs, capabilities, logs[1].clone()).unwrap();
         let cable = Cable::to(&incoming.address());
         let migration = common::start(&source, &cable.at, &ours, capabilities, logs[0].clone());
-        migration.start_postcopy().unwrap();
-        until_status(&migration, Status::PostcopyActive);
-        let split = Self { source, target, incoming, migration, cable, logs };
-        split.after_pages(200);
-        split
+        Self { source, target, incoming, migration, cable, logs }
+    }
+
+    fn switched(self) -> Self {
+        self.migration.start_postcopy().unwrap();
+        until_status(&self.migration, Status::PostcopyActive);
+        self.after_pages(200);
+        self
     }
 
     pub(super) fn plain(preempt: bool) -> Option<Self> {
@@ -235,6 +248,33 @@ fn guest_goes_on_by_itself_within_the_window() {
     std::thread::sleep(Duration::from_millis(600));
     split.cable.set_down(false);
     split.arrives();
+}
+
+/// Lost in precopy, and made anew; lost again behind RUN, and again.
+#[test]
+fn guest_whose_connections_broke_in_precopy_and_in_postcopy_has_every_page() {
+    for (preempt, multifd) in [(false, false), (true, false), (false, true), (true, true)] {
+        let Some(on) = capabilities(preempt) else { return };
+        let on = Capabilities { multifd, ..on };
+        let window = Duration::from_secs(60);
+        let params = Parameters { multifd_channels: 2, reconnect_window: window, ..trickle() };
+        let split = Split::copying(&guest(), params.clone(), params, on);
+        for times in 1..=2 {
+            let sent = split.migration.statistics().transferred_bytes;
+            eventually("pages", || split.migration.statistics().transferred_bytes > sent + (1 << 20));
+            split.cable.cut();
+            eventually("a new session", || split.migration.statistics().reconnections.len() == times);
+        }
+        let split = split.switched();
+        for _ in 0..2 {
+            split.cable.cut();
+            eventually("the loss", || split.left() > 0 && split.incoming.status() != Status::PostcopyActive);
+            until_status(&split.migration, Status::PostcopyActive);
+            eventually("pages again", || split.incoming.status() == Status::PostcopyActive);
+            split.after_pages(100);
+        }
+        split.arrives();
+    }
 }
 
 #[test]

@@ -63,6 +63,14 @@ fn end(index: u32) -> Vec<u8> {
     payload(index, DeviceChunkKind::Configuration { total_bytes: None }, b"")
 }
 
+/// The next chunk in order.
+fn next_of(inbox: &Inbox) -> Chunk {
+    match inbox.take() {
+        Some(Next::Chunk(chunk)) => chunk,
+        _ => panic!("no chunk"),
+    }
+}
+
 fn refusal(inbox: &Inbox, payload: Vec<u8>) -> String {
     let error = inbox.put(payload).expect_err("must be refused").to_string();
     assert!(error.contains("\"bank\", instance 3"), "{error}");
@@ -78,11 +86,11 @@ fn put_out_of_order_is_taken_in_order() {
     inbox.put(end(3)).unwrap();
 
     for _ in 0..3 {
-        let chunk = inbox.take().unwrap();
+        let chunk = next_of(&inbox);
         assert_eq!(chunk.data(), b"abc");
         inbox.loaded(chunk, Duration::ZERO);
     }
-    let last = inbox.take().unwrap();
+    let last = next_of(&inbox);
     assert!(matches!(last.kind, DeviceChunkKind::Configuration { .. }));
     inbox.loaded(last, Duration::ZERO);
     assert!(inbox.is_loaded());
@@ -93,7 +101,7 @@ fn put_twice_is_refused_held_or_loaded() {
     let inbox = inbox();
     inbox.put(data(0)).unwrap();
     assert!(refusal(&inbox, data(0)).contains("comes twice"));
-    let chunk = inbox.take().unwrap();
+    let chunk = next_of(&inbox);
     inbox.loaded(chunk, Duration::ZERO);
     assert!(refusal(&inbox, data(0)).contains("comes twice"));
 }
@@ -176,7 +184,7 @@ fn put_without_credit_of_two_lanes_in_order_waits_for_room_in_both() {
         let (one, two) = (waits(1), waits(2));
         assert!(refusal(&inbox, chunk(1)).contains("comes twice"));
         for _ in 0..3 {
-            let taken = inbox.take().unwrap();
+            let taken = next_of(&inbox);
             inbox.loaded(taken, std::time::Duration::ZERO);
         }
         one.join().unwrap().unwrap();
@@ -196,7 +204,7 @@ fn put_without_credit_in_order_waits_for_room() {
 
     std::thread::scope(|scope| {
         let second = scope.spawn(|| inbox.put(chunk(1)));
-        let first = inbox.take().unwrap();
+        let first = next_of(&inbox);
         assert_eq!(inbox.loaded(first, Duration::ZERO), None, "nobody asked for grants");
         second.join().unwrap().unwrap();
     });
@@ -208,7 +216,7 @@ fn put_without_credit_in_order_waits_for_room() {
 fn total_that_differs_is_refused() {
     let inbox = inbox();
     inbox.put(data(0)).unwrap();
-    let chunk = inbox.take().unwrap();
+    let chunk = next_of(&inbox);
     inbox.loaded(chunk, Duration::ZERO);
     inbox.check_total(Some(3)).unwrap();
     inbox.check_total(None).unwrap();
@@ -245,7 +253,7 @@ fn put_without_credit_in_order_behind_held_chunks_waits_for_room() {
     std::thread::scope(|scope| {
         let fourth = scope.spawn(|| inbox.put(chunk(3)));
         for _ in 0..4 {
-            let chunk = inbox.take().unwrap();
+            let chunk = next_of(&inbox);
             inbox.loaded(chunk, Duration::ZERO);
         }
         fourth.join().unwrap().unwrap();
@@ -265,9 +273,51 @@ fn put_without_credit_that_fills_a_gap_always_has_room() {
 
     inbox.put(chunk(0)).unwrap();
 
-    assert_eq!(
-        std::iter::from_fn(|| inbox.take().map(|chunk| inbox.loaded(chunk, Duration::ZERO))).take(3).count(),
-        3
-    );
+    assert_eq!(std::iter::repeat_with(|| inbox.loaded(next_of(&inbox), Duration::ZERO)).take(3).count(), 3);
     assert!(inbox.statistics().peak_bytes <= CEILING);
+}
+
+#[test]
+fn stream_of_a_lost_session_goes_on_behind_what_was_loaded() {
+    let inbox = inbox();
+    assert!(inbox.begin() && !inbox.begin(), "its device is told once");
+    let first = inbox.begin_credit();
+    for index in [0, 1, 3] {
+        let mut buffer = inbox.buffer(data(index).len() as u32).unwrap();
+        buffer.copy_from_slice(&data(index));
+        inbox.put(buffer).unwrap();
+    }
+    let loaded = next_of(&inbox);
+    inbox.loaded(loaded, Duration::ZERO);
+    inbox.stop();
+
+    inbox.suspend();
+
+    assert!(!inbox.begin(), "it goes on");
+    assert_eq!(inbox.begin_credit() - first, data(0).len() as u64, "where, the first grant says");
+    assert!(refusal(&inbox, data(0)).contains("twice"));
+    for index in [3, 1, 2] {
+        inbox.put(data(index)).unwrap();
+    }
+    inbox.put(end(4)).unwrap();
+    inbox.all_came().unwrap();
+}
+
+#[test]
+fn stream_that_begins_anew_waits_until_what_was_loaded_is_forgotten() {
+    let inbox = Arc::new(inbox());
+    inbox.begin();
+    inbox.put(data(0)).unwrap();
+    let loaded = next_of(&inbox);
+    inbox.loaded(loaded, Duration::ZERO);
+    let waiting = Arc::clone(&inbox);
+    let anew = std::thread::spawn(move || waiting.begin_anew());
+    assert!(matches!(inbox.take(), Some(Next::BeginsAnew)));
+    assert!(!anew.is_finished());
+    inbox.has_forgotten();
+    assert!(anew.join().unwrap());
+    inbox.put(data(0)).unwrap();
+    assert_eq!(next_of(&inbox).data(), b"abc");
+    inbox.stop();
+    assert!(!inbox.begin_anew(), "all stops");
 }

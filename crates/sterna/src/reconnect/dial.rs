@@ -1,0 +1,137 @@
+//! A source connects again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sterna_transport::{Address, CancelFlag, Channel, Tls};
+use sterna_wire::extension::{
+    Holds, ReconnectAnswer, ReconnectAnswerHead, ReconnectChannel, ReconnectHello, most_held_bytes,
+};
+
+use crate::error::MigrationError;
+use crate::identity::{self, Identity};
+
+const CHANNEL: &str = "answer to a connection that was made anew";
+
+/// One attempt to begin a session.
+pub(crate) struct Dialling<'a> {
+    pub(crate) to: &'a Address,
+    pub(crate) tls: Option<&'a Tls>,
+    pub(crate) identity: &'a Identity,
+    /// Larger than that of any attempt before.
+    pub(crate) session: u32,
+    /// Multifd channels.
+    pub(crate) lanes: u8,
+    /// Pages of each block.
+    pub(crate) block_pages: &'a [u64],
+    /// For all of it.
+    pub(crate) limit: Duration,
+    pub(crate) cancel: &'a CancelFlag,
+}
+
+/// The channels of a session that may begin.
+pub(crate) struct Dialled {
+    pub(crate) session: u32,
+    pub(crate) main: Arc<Channel>,
+    pub(crate) lanes: Vec<Arc<Channel>>,
+    /// What the destination says that it holds.
+    pub(crate) holds: Holds,
+}
+
+/// Why there is no session.
+#[derive(Debug)]
+pub(crate) enum DialError {
+    /// The destination does not go on with this migration.
+    Over,
+    /// Another attempt may succeed.
+    Failed(MigrationError),
+}
+
+/// Between two farewells.
+const AGAIN: Duration = Duration::from_millis(50);
+
+impl<E: Into<MigrationError>> From<E> for DialError {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl Dialling<'_> {
+    /// Opens the main channel, asks what the destination holds, and opens the others. `adopt` gets each channel before anything is sent.
+    pub(crate) fn dial(&self, adopt: impl Fn(Channel) -> Arc<Channel>) -> Result<Dialled, DialError> {
+        let until = Instant::now() + self.limit;
+        let (main, hello) = self.open(ReconnectChannel::Main, until, &adopt)?;
+        let holds = self.answer(&main, &hello)?;
+        let mut lanes = Vec::new();
+        for id in 0..self.lanes {
+            lanes.push(self.open(ReconnectChannel::Lane(id), until, &adopt)?.0);
+        }
+        Ok(Dialled { session: self.session, main, lanes, holds })
+    }
+
+    /// One connection, with its hello.
+    fn open(
+        &self,
+        channel: ReconnectChannel,
+        until: Instant,
+        adopt: impl Fn(Channel) -> Arc<Channel>,
+    ) -> Result<(Arc<Channel>, ReconnectHello), DialError> {
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let opened = Channel::connect_with(self.to, self.tls, left, self.cancel, |opened| {
+            opened.set_stall_limit(Some(left));
+            adopt(opened)
+        })?;
+        let binding = opened.tls_binding();
+        if self.tls.is_some() && binding.is_none() {
+            let what = "the destination uses TLS 1.2, whose sessions cannot be identified: the migration does not go on over it";
+            return Err(MigrationError::PeerIncompatible { what: what.to_owned() }.into());
+        }
+        let Identity { id, secret } = self.identity;
+        let hello = ReconnectHello::new(*id, (self.session, channel), identity::nonce()?, secret, &binding);
+        let mut bytes = Vec::new();
+        hello.encode(&mut bytes);
+        opened.write_all(&bytes)?;
+        Ok((opened, hello))
+    }
+
+    fn answer(&self, main: &Channel, hello: &ReconnectHello) -> Result<Holds, DialError> {
+        let mut head = [0; ReconnectAnswerHead::BYTES];
+        main.read_exact(&mut head)?;
+        let most = most_held_bytes(self.block_pages);
+        let decoded = ReconnectAnswerHead::decode(&head, most).map_err(MigrationError::wire(CHANNEL))?;
+        let Some((head, _)) = decoded else {
+            let what = "an answer of full length is incomplete";
+            return Err(MigrationError::Internal(what.to_owned()).into());
+        };
+        let mut pages = vec![0; head.pages_bytes as usize];
+        main.read_exact(&mut pages)?;
+        match head.with_pages(pages, hello, &self.identity.secret, &main.tls_binding()) {
+            Some(ReconnectAnswer::Holds(holds)) => Ok(holds),
+            Some(ReconnectAnswer::Over) => Err(DialError::Over),
+            None => {
+                let what =
+                    format!("the peer that answers at {} does not know the migration's secret", self.to);
+                Err(MigrationError::PeerMisbehaved { what }.into())
+            }
+        }
+    }
+}
+
+/// Tells the destination that the source does not come back, again and again until it says that it knows or the limit is over:
+/// what could be written may not have come.
+pub(crate) fn give_up(dialling: &Dialling<'_>) {
+    let until = Instant::now() + dialling.limit;
+    loop {
+        let opened = dialling.open(ReconnectChannel::GivesUp, until, Arc::new);
+        let error = match opened.and_then(|(channel, hello)| dialling.answer(&channel, &hello)) {
+            Err(DialError::Over) => return,
+            Err(DialError::Failed(error)) => Some(error),
+            Ok(_) => None,
+        };
+        if Instant::now() + AGAIN >= until {
+            tracing::debug!(?error, "the destination does not learn that this side gives up");
+            return;
+        }
+        std::thread::sleep(AGAIN);
+    }
+}

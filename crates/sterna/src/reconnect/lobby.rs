@@ -1,0 +1,191 @@
+//! Who may come back to a destination.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use sterna_transport::Channel;
+
+/// Lets in the connections of one session after the other. Who comes here has proved that it is the migration's source.
+pub(crate) struct Lobby {
+    state: Mutex<LobbyState>,
+    changed: Condvar,
+    lanes: usize,
+}
+
+#[derive(Default)]
+struct LobbyState {
+    /// The highest number that any session had.
+    last: u32,
+    /// The session that is read, or that was read last.
+    begun: u32,
+    /// Nothing of the last session is read any more, and no other has begun.
+    is_open: bool,
+    is_over: bool,
+    coming: Option<Coming>,
+}
+
+/// The channels of a session that have come.
+struct Coming {
+    session: u32,
+    main: Arc<Channel>,
+    lanes: Vec<Option<Arc<Channel>>>,
+    is_answered: bool,
+}
+
+/// All channels of a session.
+pub(crate) struct Assembled {
+    pub(crate) main: Arc<Channel>,
+    pub(crate) lanes: Vec<Arc<Channel>>,
+}
+
+/// What becomes of somebody who wants to begin a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// The last session has ended: this one may begin. The number of the last one.
+    Open { last: u32 },
+    /// A newer one has come, or there will be none.
+    TooLate,
+    /// It has not come to that in time.
+    NotYet,
+}
+
+impl Lobby {
+    /// For sessions with so many multifd channels.
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), lanes }
+    }
+
+    /// A main channel of session `session` has come. False: it is none that has not been before.
+    pub(crate) fn announce(&self, session: u32) -> bool {
+        let mut state = self.state.lock();
+        if state.is_over || session <= state.last {
+            return false;
+        }
+        state.last = session;
+        state.drop_coming();
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// A main channel of session `session` has come in postcopy, where precopy's sessions are over. False: it is none that has not
+    /// been before. One row of numbers: an old connection of either kind is refused.
+    pub(crate) fn supersede(&self, session: u32) -> bool {
+        let mut state = self.state.lock();
+        if session <= state.last {
+            return false;
+        }
+        state.last = session;
+        state.drop_coming();
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// The highest number that any session had.
+    pub(crate) fn last(&self) -> u32 {
+        self.state.lock().last
+    }
+
+    /// Waits until session `session`, which was announced, may begin.
+    pub(crate) fn admit(&self, session: u32, limit: Duration) -> Admission {
+        let until = Instant::now() + limit;
+        let mut state = self.state.lock();
+        loop {
+            if state.is_over || state.last != session {
+                return Admission::TooLate;
+            }
+            if state.is_open {
+                return Admission::Open { last: state.begun };
+            }
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return Admission::NotYet;
+            }
+        }
+    }
+
+    /// The main channel of a session that was admitted. False: it is too late.
+    pub(crate) fn put_main(&self, session: u32, main: &Arc<Channel>) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_open || state.is_over || state.last != session {
+            return false;
+        }
+        let lanes = vec![None; self.lanes];
+        state.coming = Some(Coming { session, main: Arc::clone(main), lanes, is_answered: false });
+        true
+    }
+
+    /// Its main channel has the answer. Gives the session if nothing is missing any more.
+    pub(crate) fn answered(&self, session: u32) -> Option<Assembled> {
+        let mut state = self.state.lock();
+        state.coming_as(session)?.is_answered = true;
+        state.assemble()
+    }
+
+    /// A multifd channel of a session. Gives the session if nothing is missing any more.
+    ///
+    /// # Errors
+    /// There is no such session, no such channel in it, or it has come before.
+    pub(crate) fn put_lane(
+        &self,
+        session: u32,
+        id: u8,
+        channel: &Arc<Channel>,
+    ) -> Result<Option<Assembled>, &'static str> {
+        let mut state = self.state.lock();
+        let coming = state.coming_as(session).ok_or("of a session that is not about to begin")?;
+        let place =
+            coming.lanes.get_mut(usize::from(id)).ok_or("with a number that this side does not use")?;
+        if place.is_some() {
+            return Err("that has come before");
+        }
+        *place = Some(Arc::clone(channel));
+        Ok(state.assemble())
+    }
+
+    /// Nothing of the last session is read any more: another may begin.
+    pub(crate) fn open(&self) {
+        self.state.lock().is_open = true;
+        self.changed.notify_all();
+    }
+
+    /// No session begins any more.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.is_over = true;
+        state.drop_coming();
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The number of the session that is read, or that was read last.
+    pub(crate) fn session(&self) -> u32 {
+        self.state.lock().begun
+    }
+}
+
+impl LobbyState {
+    fn coming_as(&mut self, session: u32) -> Option<&mut Coming> {
+        self.coming.as_mut().filter(|coming| coming.session == session)
+    }
+
+    fn assemble(&mut self) -> Option<Assembled> {
+        let is_whole = |coming: &mut Coming| coming.is_answered && coming.lanes.iter().all(Option::is_some);
+        let Coming { session, main, lanes, .. } = self.coming.take_if(is_whole)?;
+        self.begun = session;
+        self.is_open = false;
+        Some(Assembled { main, lanes: lanes.into_iter().flatten().collect() })
+    }
+
+    fn drop_coming(&mut self) {
+        if let Some(coming) = self.coming.take() {
+            coming.main.shutdown();
+            coming.lanes.iter().flatten().for_each(|lane| lane.shutdown());
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "lobby/tests.rs"]
+mod tests;

@@ -1,0 +1,235 @@
+//! A source and a destination without a network: what is missing after a cut is exactly what the destination lacks.
+
+use sterna_ram::{Backing, PAGE_SIZE, RamBlock};
+
+use super::*;
+use crate::reconnect::HeldPages;
+
+const PAGES: [u64; 2] = [700, 130];
+
+fn ram() -> GuestRam {
+    let block = |(index, pages): (usize, u64)| {
+        RamBlock::new(format!("b{index}"), pages * PAGE_SIZE as u64, Backing::Anonymous).unwrap()
+    };
+    GuestRam::new(PAGES.into_iter().enumerate().map(block).collect()).unwrap()
+}
+
+/// A way to get it wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Planted {
+    Nothing,
+    /// What came in an earlier round counts as held, too.
+    KeepsHeld,
+    /// A page counts as held before all of it has come.
+    CountsHalf,
+}
+
+/// Versions of all pages: of the source's guest, and as they are at the destination. `None`: half a page.
+struct World {
+    source: Vec<Vec<u64>>,
+    destination: Vec<Vec<Option<u64>>>,
+    unconfirmed: Unconfirmed,
+    held: HeldPages,
+    ever_held: Vec<Vec<bool>>,
+    session: u32,
+    /// The session that the destination has read something of.
+    read_session: u32,
+    random: fastrand::Rng,
+    planted: Planted,
+}
+
+impl World {
+    fn new(seed: u64, planted: Planted) -> Self {
+        let each = |value: u64| PAGES.map(|pages| vec![value; pages as usize]).to_vec();
+        let ram = ram();
+        Self {
+            source: each(1),
+            destination: PAGES.map(|pages| vec![Some(0); pages as usize]).to_vec(),
+            unconfirmed: Unconfirmed::new(&ram),
+            held: HeldPages::new(&ram),
+            ever_held: PAGES.map(|pages| vec![false; pages as usize]).to_vec(),
+            session: 0,
+            read_session: 0,
+            random: fastrand::Rng::with_seed(seed),
+            planted,
+        }
+    }
+
+    /// The guest writes; each page is dirty for the next round.
+    fn write(&mut self, dirty: &DirtyBitmaps) {
+        for _ in 0..self.random.usize(0..60) {
+            let block = self.random.usize(0..PAGES.len());
+            let page = self.random.u64(0..PAGES[block]);
+            self.source[block][page as usize] += 1;
+            dirty.block(block).set(page);
+        }
+    }
+
+    /// Sends rounds until the connection breaks. Gives what is dirty then, and in no round.
+    fn session(&mut self, first: DirtyBitmaps) -> DirtyBitmaps {
+        let ram = ram();
+        let mut round = first;
+        let mut bytes_left = self.random.i64(0..1500);
+        let mut answers_left = self.random.i64(0..4);
+        let (mut reads_ahead, mut is_read) = (self.random.i64(0..300), true);
+        loop {
+            self.unconfirmed.begin_round(&round, false);
+            let next = DirtyBitmaps::new(&ram);
+            for (block, pages) in PAGES.into_iter().enumerate() {
+                for page in 0..pages {
+                    if !round.block(block).get(page) {
+                        continue;
+                    }
+                    // The guest may write a page while it waits; it is read later, so that the write goes with it.
+                    if self.random.u8(..) < 3 {
+                        self.write(&next);
+                    }
+                    let version = self.source[block][page as usize];
+                    bytes_left -= 1;
+                    is_read &= bytes_left > 0;
+                    if is_read {
+                        self.read_session = self.session;
+                        self.destination[block][page as usize] = Some(version);
+                        self.held.came(block, page, 1);
+                        self.ever_held[block][page as usize] = true;
+                    } else if bytes_left == 0 {
+                        self.read_session = self.session;
+                        self.destination[block][page as usize] = None;
+                        if self.planted == Planted::CountsHalf {
+                            self.held.came(block, page, 1);
+                        }
+                    } else {
+                        // It lies in a buffer and is lost.
+                        reads_ahead -= 1;
+                        if reads_ahead <= 0 {
+                            return next;
+                        }
+                    }
+                }
+            }
+            if is_read {
+                self.held.round_ended();
+                if self.planted == Planted::KeepsHeld {
+                    self.hold_what_ever_came();
+                }
+                answers_left -= 1;
+                if answers_left > 0 {
+                    self.unconfirmed.confirmed().unwrap();
+                }
+            }
+            if self.random.u8(..) < 8 {
+                return next;
+            }
+            self.write(&next);
+            round = next;
+        }
+    }
+
+    fn hold_what_ever_came(&self) {
+        for (block, pages) in self.ever_held.iter().enumerate() {
+            for page in (0..).zip(pages).filter(|(_, held)| **held).map(|(page, _)| page) {
+                self.held.came(block, page, 1);
+            }
+        }
+    }
+
+    /// Both find each other again. Gives the first round of the session.
+    fn reconnect(&mut self, dirty: &DirtyBitmaps) -> DirtyBitmaps {
+        self.session += 1;
+        let (rounds, pages) = self.held.report();
+        let holds = Holds { session: self.read_session, rounds, pages };
+        let mut missing = self.unconfirmed.begin_session(self.session, &holds).unwrap();
+        missing.pages.or_from(dirty);
+        // The destination may learn nothing of this session.
+        if self.random.bool() {
+            self.read_session = self.session;
+            self.held.begin_session();
+        }
+        missing.pages
+    }
+
+    /// Every page that differs is in the next round.
+    fn is_sound(&self, round: &DirtyBitmaps) -> bool {
+        (0..PAGES.len()).all(|block| {
+            (0..PAGES[block]).all(|page| {
+                let is_same =
+                    self.destination[block][page as usize] == Some(self.source[block][page as usize]);
+                is_same || round.block(block).get(page)
+            })
+        })
+    }
+}
+
+/// Whether every cut leaves a next round that has all that is missing.
+fn survives(seed: u64, planted: Planted) -> bool {
+    let mut world = World::new(seed, planted);
+    let mut round = DirtyBitmaps::new(&ram());
+    round.set_all();
+    for _ in 0..8 {
+        if world.session != world.read_session {
+            // Nothing of it is read: its connection breaks at once.
+            world.unconfirmed.begin_round(&round, false);
+            let none = DirtyBitmaps::new(&ram());
+            round = world.reconnect(&none);
+            continue;
+        }
+        let dirty = world.session(round);
+        round = world.reconnect(&dirty);
+        if !world.is_sound(&round) {
+            return false;
+        }
+    }
+    true
+}
+
+#[test]
+fn what_is_missing_after_any_cut_is_in_the_next_round() {
+    for seed in 0..400 {
+        assert!(survives(seed, Planted::Nothing), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_wrong_way_to_tell_what_is_held_is_found() {
+    for planted in [Planted::KeepsHeld, Planted::CountsHalf] {
+        assert!((0..400).any(|seed| !survives(seed, planted)), "{planted:?}");
+    }
+}
+
+#[test]
+fn pages_that_are_held_are_not_sent_again() {
+    let (ram, unconfirmed) = (ram(), Unconfirmed::new(&ram()));
+    let (all, held) = (DirtyBitmaps::new(&ram), HeldPages::new(&ram));
+    all.set_all();
+    unconfirmed.begin_round(&all, true);
+    held.came(0, 0, 690);
+    held.came(1, 64, 66);
+    let (rounds, pages) = held.report();
+
+    let missing = unconfirmed.begin_session(1, &Holds { session: 0, rounds, pages }).unwrap();
+
+    assert_eq!((missing.pages.count(), missing.looks_for_absent), (10 + 64, true));
+    // Nothing of session 1 was read: its round is missing as a whole.
+    unconfirmed.begin_round(&missing.pages, true);
+    let (rounds, pages) = held.report();
+    let again = unconfirmed.begin_session(2, &Holds { session: 0, rounds, pages }).unwrap();
+    assert_eq!(again.pages.count(), 74);
+}
+
+#[test]
+fn answers_that_cannot_be_are_refused() {
+    let (ram, unconfirmed) = (ram(), Unconfirmed::new(&ram()));
+    let (all, held) = (DirtyBitmaps::new(&ram), HeldPages::new(&ram));
+    unconfirmed.begin_round(&all, false);
+    unconfirmed.begin_round(&all, false);
+    unconfirmed.confirmed().unwrap();
+    let (_, pages) = held.report();
+    for (session, rounds) in [(0, 0), (0, 3), (1, 0), (u32::MAX, 1)] {
+        let holds = Holds { session, rounds, pages: pages.clone() };
+        assert!(unconfirmed.begin_session(1, &holds).is_err(), "{session}, {rounds}");
+    }
+    let of_another_guest = Holds { session: 0, rounds: 1, pages: pages[1..].to_vec() };
+    assert!(unconfirmed.begin_session(1, &of_another_guest).is_err());
+    assert!(unconfirmed.begin_session(1, &Holds { session: 0, rounds: 1, pages }).is_ok());
+    assert!(unconfirmed.confirmed().is_err(), "nothing of this session was sent");
+}

@@ -1,0 +1,153 @@
+//! Cuts while the guest runs: of any connection, in either direction, at any point.
+
+use std::time::Duration;
+
+use super::*;
+use crate::certificates::good_directory;
+use crate::common::{multifd, parameters};
+use sterna::{Compression, Tls, TlsCredentials, TlsEndpoint, ZeroPageDetection};
+
+/// Cuts at `points` places; most of them must have struck.
+fn survives(settings: &(Parameters, Capabilities), lines: &[Line], seed: u64, points: usize) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut struck = 0;
+    for _ in 0..points {
+        let at = random.u64(200_000..48 << 20);
+        let line = lines[random.usize(..lines.len())];
+        let verdict = *random.choice([&Verdict::Cut, &Verdict::CutThis]).unwrap();
+        // The destination says nothing on other lines than the main one.
+        let way = if line == Line::Main && random.bool() { Way::Back } else { Way::Forward };
+        let bench = Bench::new(&config(), settings.clone(), after_bytes(at, (line, way), verdict, 1));
+        let again = bench.arrives();
+        assert!(again <= 1, "{line:?} {way:?} at {at}, {verdict:?}: {again} times");
+        struck += again;
+    }
+    assert!(struck * 2 >= points, "only {struck} of {points} cuts struck");
+}
+
+#[test]
+fn guest_over_multifd_channels_survives_cuts_of_any_of_them() {
+    let lines = [Line::Main, Line::Lane(0), Line::Lane(1), Line::Lane(2)];
+    survives(&surviving(multifd(3)), &lines, 1, 12);
+}
+
+#[test]
+fn guest_over_the_main_channel_alone_survives_cuts() {
+    survives(&surviving((parameters(), Capabilities::default())), &[Line::Main], 2, 8);
+}
+
+#[test]
+fn compressed_channels_begin_anew() {
+    for (seed, compression) in [(3, Compression::Zstd), (4, Compression::Zlib)] {
+        let (mut params, capabilities) = surviving(multifd(2));
+        params.multifd_compression = compression;
+        params.downtime_limit = Duration::from_secs(10);
+        let filter = after_bytes(2 << 20, (Line::Lane(seed as u8 % 2), Way::Forward), Verdict::Cut, 2);
+        assert!(Bench::new(&config(), (params, capabilities), filter).arrives() >= 1, "{compression:?}");
+    }
+}
+
+#[test]
+fn zero_pages_on_the_main_channel_survive_a_cut() {
+    let (mut params, capabilities) = surviving(multifd(2));
+    params.zero_page_detection = ZeroPageDetection::Legacy;
+    let filter = after_bytes(8 << 20, (Line::Lane(0), Way::Forward), Verdict::Cut, 1);
+    assert_eq!(Bench::new(&config(), (params, capabilities), filter).arrives(), 1);
+}
+
+#[test]
+fn connection_is_made_anew_over_tls() {
+    let directory = good_directory();
+    let tls = |endpoint| {
+        let credentials = TlsCredentials::from_directory(directory.path(), endpoint, true).unwrap();
+        Some(Tls::new(Arc::new(credentials)))
+    };
+    for line in [Line::Other, Line::Main] {
+        let (params, mut capabilities) = surviving(multifd(2));
+        // Where all is encrypted the proxy cannot tell lanes from the main channel.
+        capabilities.multifd = line == Line::Other;
+        let here = Parameters { tls: tls(TlsEndpoint::Client), ..params.clone() };
+        let there = Parameters { tls: tls(TlsEndpoint::Server), ..params };
+        let (source, target) = common::pair(&config());
+        let vms = (TestVm::new(source), TestVm::new(target));
+        let filter = after_bytes(12 << 20, (Line::Other, Way::Forward), Verdict::Cut, 2);
+        let bench = Bench::between(vms, (&here, &there), capabilities, filter);
+        assert!(bench.arrives() >= 1);
+    }
+}
+
+#[test]
+fn one_migration_survives_many_cuts() {
+    let filter = after_bytes(5 << 20, (Line::Lane(1), Way::Forward), Verdict::Cut, 6);
+    let again = Bench::new(&config(), surviving(multifd(2)), filter).arrives();
+    assert!(again >= 5, "{again}");
+}
+
+#[test]
+fn network_that_falls_silent_is_a_lost_connection() {
+    for line in [Line::Lane(0), Line::Main] {
+        let (params, capabilities) = surviving(multifd(2));
+        let mut all_silent = false;
+        let mut passed = 0;
+        let mut main_seen = 0;
+        // Everything that has been opened until then falls silent, in both directions.
+        let filter: Filter = Box::new(move |this, way, offset, piece| {
+            if way == Way::Forward {
+                passed += piece.len() as u64;
+            }
+            if offset == 0 && this == Line::Main && way == Way::Forward {
+                main_seen += 1;
+            }
+            all_silent |= passed > 8 << 20 && (this == line || line == Line::Main);
+            if all_silent && main_seen == 1 {
+                piece.clear();
+                return Verdict::Hold;
+            }
+            Verdict::Pass
+        });
+        let bench = Bench::new(&config(), (impatient(params), capabilities), filter);
+        assert!(bench.arrives() >= 1);
+    }
+}
+
+#[test]
+fn little_is_sent_twice_and_the_report_says_how_much() {
+    // A guest that writes nothing: all that is sent beside its memory is sent again.
+    let idle = ProcessConfig { rate: 200, working_set_pages: Some(1), ..config() };
+    let total = idle.blocks.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    for mut settings in [surviving(multifd(2)), surviving((parameters(), Capabilities::default()))] {
+        // In portions, so that not much is on its way at any time however slow the destination is.
+        settings.0.max_bandwidth_bytes = 40 << 20;
+        let line = if settings.1.multifd { Line::Lane(0) } else { Line::Main };
+        let filter = after_bytes(20 << 20, (line, Way::Forward), Verdict::Cut, 1);
+        let bench = Bench::new(&idle, settings, filter);
+        assert_eq!(bench.arrives(), 1);
+        let statistics = bench.migration.statistics();
+        let again = &statistics.reconnections[0];
+        // What may lie in sockets' buffers and in the proxy.
+        assert!(again.resent_bytes < 16 << 20, "{again:?}");
+        assert!(statistics.transferred_bytes < total + (18 << 20), "{statistics:?}");
+        assert!(again.took < Duration::from_secs(10) && !again.why.is_empty(), "{again:?}");
+        assert_eq!((again.stood, statistics.disconnected), (None, None));
+    }
+}
+
+#[test]
+fn statistics_and_events_tell_of_a_lost_connection_while_it_lasts() {
+    let filter: Filter = Box::new(|_, _, _, _| Verdict::Pass);
+    let (mut params, capabilities) = surviving(multifd(2));
+    // Long enough to be cut by hand.
+    params.max_bandwidth_bytes = 20 << 20;
+    let bench = Bench::new(&config(), (params, capabilities), filter);
+    crate::support::eventually("pages", || bench.migration.statistics().normal_pages > 1000);
+    bench.proxy.refuse(true);
+    bench.proxy.cut();
+    crate::support::eventually("the loss", || bench.migration.statistics().disconnected.is_some());
+    let lost = |event: &Event| matches!(event, Event::ConnectionLost { why } if !why.is_empty());
+    crate::support::eventually("the event", || bench.told.events().iter().any(lost));
+    assert_eq!(bench.migration.status(), sterna::Status::Active);
+    assert!(bench.migration.may_guest_run() && bench.source.guest.wait_progress(10, Duration::from_secs(20)));
+    bench.proxy.refuse(false);
+    bench.migration.set_live(|params| params.max_bandwidth_bytes = 0).unwrap();
+    assert_eq!(bench.arrives(), 1);
+}
