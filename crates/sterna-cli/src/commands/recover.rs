@@ -37,11 +37,9 @@ pub fn execute(arguments: &Arguments) -> Done {
         destination.execute("migrate-recover", json!({ "uri": arguments.uri }))?;
     }
     wait(&mut source, patience, &["postcopy-paused"])?;
+    let before = why(&source.execute("query-migrate", Value::Null)?);
     source.execute("migrate", json!({ "uri": arguments.uri, "resume": true }))?;
-    let status = wait(&mut source, patience, &["postcopy-active", "completed", "postcopy-paused"])?;
-    if status == "postcopy-paused" {
-        let why = source.execute("query-migrate", Value::Null)?;
-        let why = why["error-desc"].as_str().unwrap_or("no reason was given").to_owned();
+    if let Some(why) = attempt(&mut source, patience, &before)? {
         let text = format!(
             "it is paused as before, and nothing is lost: {why}. Recover it again when that is mended."
         );
@@ -49,6 +47,37 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     terminal::note("the guest's pages go on to the destination; `sterna info` shows how far they are");
     Ok(Status::Done)
+}
+
+/// Waits until the attempt has succeeded; or gives the reason why it has not.
+///
+/// The source is paused for a moment longer, with the reason of `before`: it begins when nothing comes of the lost connection any more.
+fn attempt(source: &mut Monitor, patience: Duration, before: &str) -> Result<Option<String>, Stop> {
+    let until = Instant::now() + patience;
+    let mut has_begun = false;
+    loop {
+        // Status and reason of one moment.
+        let info = source.execute("query-migrate", Value::Null)?;
+        let is_late = Instant::now() >= until;
+        match info["status"].as_str().unwrap_or("none") {
+            "postcopy-active" | "completed" => return Ok(None),
+            "postcopy-paused" if has_begun || is_late || why(&info) != before => return Ok(Some(why(&info))),
+            "postcopy-paused" => {}
+            "postcopy-recover" if !is_late => has_begun = true,
+            status => {
+                let at = source.endpoint();
+                let text =
+                    format!("{at}: its migration is {status}; `sterna info {at}` shows what comes of it");
+                return Err(Stop::with(Status::Undecided, text));
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Why the migration is paused.
+fn why(info: &Value) -> String {
+    info["error-desc"].as_str().unwrap_or("no reason was given").to_owned()
 }
 
 /// Waits until the monitor's migration has one of these statuses.

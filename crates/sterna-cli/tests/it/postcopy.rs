@@ -284,7 +284,8 @@ fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
         .args(["recover", &a, &format!("tcp:127.0.0.1:{port}")])
         .output()
         .unwrap();
-    assert!(recovered.status.success(), "{recovered:?}");
+    let theirs = pair.there.execute("query-migrate", json!({})).unwrap();
+    assert!(recovered.status.success(), "{recovered:?}; the destination says {theirs}");
     let ended = migrate.wait_with_output().unwrap();
     from.read_to_end(&mut told).unwrap();
     let (told, shown) = (String::from_utf8_lossy(&told), String::from_utf8_lossy(&ended.stdout));
