@@ -224,7 +224,8 @@ impl Hosted {
         &*self.machine
     }
 
-    /// Notes how far the guest has come; to be called every now and then, for [`Hosted::progress`].
+    /// Notes how far the guest has come; to be called every now and then, for [`Hosted::progress`]. Waits for a guest in postcopy
+    /// whose pages are not there.
     pub fn note_progress(&self) {
         if let Some(guest) = self.guest.as_deref().filter(|_| self.machine.has_guest())
             && let Ok(progress) = guest.progress()

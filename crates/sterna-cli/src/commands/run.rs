@@ -22,6 +22,9 @@ use crate::serial::Serial;
 use crate::vhost_user::{self, VhostUser};
 use crate::{disk, net, secret, terminal, tls, units};
 
+/// How often the guest is metered.
+const METERING: Duration = Duration::from_millis(200);
+
 /// How a VM is made.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Arguments {
@@ -316,6 +319,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     begin(arguments, &control, &vm)?;
     let keyboard = arguments.serial.keyboard(Arc::clone(&vm))?;
+    meter(&vm)?;
     let ended = host_until_end(&vm, &interrupts);
     drop(keyboard);
     if let Some(end) = &ended {
@@ -350,7 +354,8 @@ pub fn execute(arguments: &Arguments) -> Done {
 /// Whether the guest has gone on here in postcopy and does not have all of its pages.
 fn lacks_pages(control: &MigrationControl) -> bool {
     let status = control.incoming().map(|incoming| incoming.status());
-    matches!(status, Some(sterna::Status::PostcopyActive | sterna::Status::PostcopyPaused))
+    use sterna::Status::{PostcopyActive, PostcopyPaused, PostcopyRecover};
+    matches!(status, Some(PostcopyActive | PostcopyPaused | PostcopyRecover))
 }
 
 fn config(arguments: &Arguments) -> host::Config {
@@ -424,7 +429,6 @@ fn begin(arguments: &Arguments, control: &Arc<MigrationControl>, vm: &Hosted) ->
 /// Until somebody asks for the end, or the guest ends by itself; why, in that case.
 fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<GuestEnd> {
     while interrupts.count() == 0 {
-        vm.note_progress();
         if vm.run_state() == RunState::Paused
             && let Some(end) = vm.machine().ended()
         {
@@ -433,6 +437,21 @@ fn host_until_end(vm: &Hosted, interrupts: &Interrupts) -> Option<GuestEnd> {
         interrupts.sleep(Duration::from_millis(200), 0);
     }
     None
+}
+
+/// Meters the guest until it is gone, on a thread of its own: a guest in postcopy may lack the pages that say how far it has
+/// come, for ever if its source is lost. Whoever reads them waits in the kernel, and ends only with the process.
+fn meter(vm: &Arc<Hosted>) -> Result<(), Stop> {
+    let vm = Arc::downgrade(vm);
+    let metered = move || {
+        while let Some(vm) = vm.upgrade() {
+            vm.note_progress();
+            drop(vm);
+            std::thread::sleep(METERING);
+        }
+    };
+    let started = std::thread::Builder::new().name("meter".to_owned()).spawn(metered);
+    started.map(drop).map_err(|error| Stop::failed(format!("no thread for the guest's meter: {error}")))
 }
 
 /// Ends with the parent, however that ends.
