@@ -299,14 +299,7 @@ impl Shared {
     /// Unblocks every thread that waits for the peer, the network or a budget.
     pub(super) fn interrupt(&self) {
         self.connecting.cancel();
-        for channel in self.channels.lock().iter() {
-            channel.shutdown();
-        }
-        if let Some(streams) = &*self.streams.lock() {
-            streams.close();
-        }
-        self.lanes.queue.end();
-        self.limiter.open();
+        self.break_session();
         self.postcopy.stop();
     }
 

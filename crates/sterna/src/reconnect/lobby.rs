@@ -58,22 +58,18 @@ impl Lobby {
 
     /// A main channel of session `session` has come. False: it is none that has not been before.
     pub(crate) fn announce(&self, session: u32) -> bool {
-        let mut state = self.state.lock();
-        if state.is_over || session <= state.last {
-            return false;
-        }
-        state.last = session;
-        state.drop_coming();
-        drop(state);
-        self.changed.notify_all();
-        true
+        self.take(session, |state| !state.is_over)
     }
 
     /// A main channel of session `session` has come in postcopy, where precopy's sessions are over. False: it is none that has not
     /// been before. One row of numbers: an old connection of either kind is refused.
     pub(crate) fn supersede(&self, session: u32) -> bool {
+        self.take(session, |_| true)
+    }
+
+    fn take(&self, session: u32, may_come: impl FnOnce(&LobbyState) -> bool) -> bool {
         let mut state = self.state.lock();
-        if session <= state.last {
+        if !may_come(&state) || session <= state.last {
             return false;
         }
         state.last = session;
