@@ -99,6 +99,26 @@ pub(crate) fn copied_in_parts(
     })
 }
 
+/// What falls on `pages` of items that lie side by side, counted from the first item's first page: each item with what of
+/// it is skipped, and how many pages follow.
+pub(crate) fn in_part<T>(
+    items: &[T],
+    pages: Range<u64>,
+    count_of: impl Fn(&T) -> u64,
+) -> impl Iterator<Item = (&T, u64, u64)> {
+    let placed = items.iter().scan(0, move |before, item| {
+        let begin = *before;
+        *before += count_of(item);
+        Some((item, begin..*before))
+    });
+    let Range { start, end } = pages;
+    let touched = placed.skip_while(move |(_, at)| at.end <= start).take_while(move |(_, at)| at.start < end);
+    touched.map(move |(item, at)| {
+        let skip = start.saturating_sub(at.start);
+        (item, skip, at.end.min(end) - at.start - skip)
+    })
+}
+
 /// Tells `observer`. One that panics is told so, and changes nothing: what it watches must come to its end.
 pub(crate) fn tell(observer: &dyn Observer, event: &Event) {
     let told = |event: &Event| caught("Observer::event", || observer.event(event));
@@ -191,6 +211,26 @@ mod tests {
         thread.join().unwrap();
         let said = said.recv().unwrap().to_string();
         assert!(said.contains("tern") && said.contains("told to"), "{said}");
+    }
+
+    #[test]
+    fn parts_of_runs_are_all_of_them_and_each_page_once() {
+        // One without pages is in no part, or in one with nothing to copy.
+        let counts = [3, 0, 1, 10, 2];
+        for share in 1..=17 {
+            let mut copied = Vec::new();
+            for start in (0..16).step_by(share) {
+                let part = start..start + share as u64;
+                let mut length = 0;
+                for (run, skip, count) in in_part(&[0usize, 1, 2, 3, 4], part.clone(), |run| counts[*run]) {
+                    copied.extend((skip..skip + count).map(|page| (*run, page)));
+                    length += count;
+                }
+                assert_eq!(length, part.end.min(16) - start, "{part:?}");
+            }
+            let due = |run: usize| (0..counts[run]).map(move |page| (run, page));
+            assert_eq!(copied, (0..5).flat_map(due).collect::<Vec<_>>(), "parts of {share}");
+        }
     }
 
     #[test]

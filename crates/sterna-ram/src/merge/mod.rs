@@ -191,10 +191,10 @@ impl Method {
         assert!(self == Method::best() || Self::available().contains(&self));
         assert_eq!(from.len(), bits.len());
         match self {
-            // SAFETY: the machine has the instructions.
+            // SAFETY: `available` has found AVX2 here (asserted above).
             #[cfg(target_arch = "x86_64")]
             Method::Avx2 => unsafe { x86::clear_avx2(from, bits) },
-            // SAFETY: as above.
+            // SAFETY: `available` has found AVX-512 F and VPOPCNTDQ here (asserted above).
             #[cfg(target_arch = "x86_64")]
             Method::Avx512 => unsafe { x86::clear_avx512(from, bits) },
             _ => clear(from, bits),
@@ -208,10 +208,10 @@ impl Method {
     pub fn count(self, bits: &[u64]) -> u64 {
         assert!(self == Method::best() || Self::available().contains(&self));
         match self {
-            // SAFETY: the machine has the instructions.
+            // SAFETY: `available` has found AVX2 here (asserted above).
             #[cfg(target_arch = "x86_64")]
             Method::Avx2 => unsafe { x86::count_avx2(bits) },
-            // SAFETY: as above.
+            // SAFETY: `available` has found AVX-512 F and VPOPCNTDQ here (asserted above).
             #[cfg(target_arch = "x86_64")]
             Method::Avx512 => unsafe { x86::count_avx512(bits) },
             _ => count(bits),
@@ -238,10 +238,11 @@ impl Method {
         assert!(into.len() == high.len() && into.len() == low.len() && into.len().is_multiple_of(GROUP));
         match self {
             // SAFETY: the machine has the instructions (asserted in `merge`); the slices' lengths were
-            // asserted just now.
+            // asserted just now, and `divide` aligns `into` to a line.
             #[cfg(target_arch = "x86_64")]
             Method::Avx2 => unsafe { x86::avx2(into, high, low, bits) },
-            // SAFETY: as above.
+            // SAFETY: as for AVX2: the instructions were asserted in `merge`, the lengths just now, and `divide` aligns
+            // `into` to a line.
             #[cfg(target_arch = "x86_64")]
             Method::Avx512 => unsafe { x86::avx512(into, high, low, bits) },
             _ => {

@@ -13,7 +13,7 @@ use sterna_wire::replica::PageSums;
 
 use crate::error::MigrationError;
 use crate::order::PageRun;
-use crate::threads::copied_in_parts;
+use crate::threads::{copied_in_parts, in_part};
 
 /// Copied at once from the arena to RAM, by way of a buffer that stays in the processor's cache.
 const COPIED: usize = 128 << 10;
@@ -213,18 +213,7 @@ impl Journal {
     /// Puts these of their pages into `ram`, counted from the first note's first.
     fn put_part(&self, notes: &[Note], pages: Range<u64>, ram: &GuestRam) -> Result<(), MigrationError> {
         let mut buffer = vec![0; COPIED];
-        let mut before = 0;
-        for note in notes {
-            let (begin, end) = (before, before + note.run.count);
-            before = end;
-            if end <= pages.start {
-                continue;
-            }
-            if begin >= pages.end {
-                break;
-            }
-            let skip = pages.start.saturating_sub(begin);
-            let count = note.run.count.min(pages.end - begin) - skip;
+        for (note, skip, count) in in_part(notes, pages, |note| note.run.count) {
             let run = PageRun { first: note.run.first + skip, count, ..note.run };
             self.put(run, note.at.map(|at| at + skip), ram, &mut buffer)?;
         }

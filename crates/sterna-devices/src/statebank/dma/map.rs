@@ -41,7 +41,8 @@ impl Map {
         access.set(ProtFlags::READ, readable || writable);
         access.set(ProtFlags::WRITE, writable);
         let len = usize::try_from(region.map.size).map_err(|_| Errno::INVAL)?;
-        // SAFETY: the kernel chooses a free address, so no one else's mapping is replaced.
+        // SAFETY: the kernel chooses a free address, so no one else's mapping is replaced. The file reaches to the
+        // region's end (checked above), and it is the other side's: what is in it is only read and written as atomics.
         let pointer =
             unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, &region.file, region.map.offset) }?;
         let (first, bytes) = (region.map.address, region.map.size);

@@ -66,11 +66,11 @@ pub(super) fn drain(log: &[AtomicU64], first: usize, found: &mut Vec<Found>) {
     drain_words(start, first, found);
     let first = first + head;
     match Method::best() {
-        // SAFETY: the machine has the instructions; `middle` begins at a line of 64 bytes and has a multiple
-        // of 8 words.
+        // SAFETY: `best` has found AVX-512 F here; `middle` begins at a line of 64 bytes and has a multiple of 8
+        // words.
         #[cfg(target_arch = "x86_64")]
         Method::Avx512 => unsafe { x86::avx512(middle, first, found) },
-        // SAFETY: as above.
+        // SAFETY: `best` has found AVX2 here; a line of 64 bytes is one of 32, too.
         #[cfg(target_arch = "x86_64")]
         Method::Avx2 => unsafe { x86::avx2(middle, first, found) },
         _ => drain_words(middle, first, found),
@@ -140,7 +140,7 @@ mod tests {
             match method {
                 // SAFETY: the machine has the instructions, and the log is aligned and has a multiple of eight words.
                 Method::Avx512 => unsafe { x86::avx512(&log.0, 100, &mut found) },
-                // SAFETY: as above.
+                // SAFETY: `available` lists what the machine has; a line of 64 bytes is one of 32, too.
                 Method::Avx2 => unsafe { x86::avx2(&log.0, 100, &mut found) },
                 Method::Scalar => drain_words(&log.0, 100, &mut found),
             }

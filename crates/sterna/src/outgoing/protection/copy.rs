@@ -4,7 +4,7 @@ use sterna_ram::{GuestRam, PAGE_SIZE, RamBlock};
 
 use super::pieces::{Piece, bytes, count};
 use crate::error::MigrationError;
-use crate::threads::copied_in_parts;
+use crate::threads::{copied_in_parts, in_part};
 
 /// Copies all pieces.
 pub(super) fn copy_all((ram, arena): (&GuestRam, &RamBlock), pieces: &[Piece]) -> Result<(), MigrationError> {
@@ -17,18 +17,7 @@ fn copy_part(
     pieces: &[Piece],
     pages: std::ops::Range<u64>,
 ) -> Result<(), MigrationError> {
-    let mut before = 0;
-    for piece in pieces {
-        let (begin, end) = (before, before + piece.run.count);
-        before = end;
-        if end <= pages.start {
-            continue;
-        }
-        if begin >= pages.end {
-            break;
-        }
-        let skip = pages.start.saturating_sub(begin);
-        let count = piece.run.count.min(pages.end - begin) - skip;
+    for (piece, skip, count) in in_part(pieces, pages, |piece| piece.run.count) {
         let length = count as usize * PAGE_SIZE;
         let from = ram.block(piece.run.block).slice(bytes(piece.run.first + skip), length)?;
         from.copy_to_window(&arena.slice(bytes(piece.at + skip), length)?)?;
