@@ -22,6 +22,9 @@ use super::wire::{Awaited, Wire};
 /// How long a protection that the trouble did not end lives on.
 const AFTERWARDS: Duration = Duration::from_millis(150);
 
+/// How long a pause lasts longer in which the trouble comes.
+const MOMENT: Duration = Duration::from_millis(3);
+
 /// What the survivor says again, and how far it had come then.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Again {
@@ -78,7 +81,7 @@ impl Case {
         let (arbiter, plans) = (Arc::<Arbiter>::default(), Arc::<Plans>::default());
         let (tell, moment) = channel();
         if let Moment::InPause(number) = self.moment {
-            plans.add(Callback::Save, number, Deed::Tell(tell.clone()));
+            plans.add(Callback::Save, number, Deed::Tell(tell.clone(), MOMENT));
         }
         if let Trouble::Fails(callback, calls, panics) = self.trouble {
             plans.add(callback, calls, if panics { Deed::Panic } else { Deed::Fail });

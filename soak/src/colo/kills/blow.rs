@@ -71,7 +71,8 @@ pub(super) struct Kill {
 }
 
 impl Kill {
-    pub(super) fn new(seed: u64, number: u64) -> Self {
+    /// `again`: how often it was played before on a host that gave the primary no time; its lease is longer each time.
+    pub(super) fn new(seed: u64, number: u64, again: u64) -> Self {
         let mut case = Case::new(seed, number);
         let mut random =
             fastrand::Rng::with_seed(seed.wrapping_mul(1 << 20).wrapping_add(number) ^ 0x6b69_6c6c);
@@ -82,8 +83,8 @@ impl Kill {
         if matches!(case.mode, CheckpointMode::Load(_)) {
             case.mode = CheckpointMode::Interval;
         }
-        case.terms =
-            Terms { lease: Duration::from_millis(300), margin: Duration::from_millis(150), ..case.terms };
+        let lease = Duration::from_millis(300 << (2 * again));
+        case.terms = Terms { lease, margin: lease / 2, ..case.terms };
         let number = 1 + random.u64(..4);
         let soon = |random: &mut fastrand::Rng| Duration::from_micros(random.u64(..40_000));
         let when = match random.u8(..10) {

@@ -32,8 +32,8 @@ impl Seen {
     ) -> Result<(u64, Option<usize>), String> {
         let [(again, found)] = again else { return Err(format!("said again {} times", again.len())) };
         self.is_a_checkpoint(account, found)?;
-        self.observer(again, says)?;
         let late = self.woken.as_ref().map(|(before, how)| self.woke(*before, how)).transpose()?;
+        self.observer(again, says)?;
         whole(guest)?;
         Ok((self.checkpoint, late))
     }
@@ -89,15 +89,15 @@ impl Seen {
 
     /// It lets nothing out and stops its guest.
     fn woke(&self, before: usize, how: &str) -> Result<usize, String> {
+        if !matches!(how, "Lost false false" | "HandedOver false false") {
+            return Err(format!(
+                "the primary woke, and its guest runs at the standby: {how} (outcome, runs, may run)"
+            ));
+        }
         let late = self.heard.len() - before;
         if late > LEAVING {
             return Err(format!("the primary woke and said {late} bytes"));
         }
-        match how {
-            "Lost false false" | "HandedOver false false" => Ok(late),
-            _ => Err(format!(
-                "the primary woke, and its guest runs at the standby: {how} (outcome, runs, may run)"
-            )),
-        }
+        Ok(late)
     }
 }

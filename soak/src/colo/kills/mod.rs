@@ -22,7 +22,8 @@ use blow::Kill;
 pub use blow::Planted;
 pub use report::{Report, many};
 
-/// How often a case is played when the primary was alone before the blow fell, because the host gave it no time.
+/// How often a case is played when the primary was alone before the blow fell, because the host gave it no time. Its lease is four
+/// times as long each time.
 const TRIES: u64 = 4;
 
 /// What was played.
@@ -55,9 +56,9 @@ impl From<String> for Failure {
 /// # Errors
 /// What was wrong, and how to play it again.
 pub fn one(program: &Path, seed: u64, number: u64, planted: Option<Planted>) -> Result<Killed, String> {
-    let kill = Kill::new(seed, number);
     for again in 0..TRIES {
-        match kill.play(program, (seed, number), planted) {
+        let kill = Kill::new(seed, number, again);
+        match kill.play(program, (seed, number, again), planted) {
             Ok((checkpoint, late_bytes)) => {
                 return Ok(Killed { what: kill.label(), checkpoint, again, late_bytes });
             }

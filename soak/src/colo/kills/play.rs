@@ -16,7 +16,7 @@ use super::account::{self, Account};
 use super::blow::{Blow, Kill, Planted, When};
 use super::judge::Seen;
 use super::primary::claims;
-use super::process::Process;
+use super::process::{Process, Told};
 use crate::colo::LONGEST;
 use crate::colo::play::{Again, until};
 use crate::colo::vm::{Plans, Troubled};
@@ -30,10 +30,11 @@ impl Kill {
     pub(super) fn play(
         &self,
         program: &Path,
-        (seed, number): (u64, u64),
+        (seed, number, again): (u64, u64, u64),
         planted: Option<Planted>,
     ) -> Result<(u64, Option<usize>), Failure> {
         let directory = tempfile::tempdir().map_err(|error| format!("a directory: {error}"))?;
+        let tries = again.to_string();
         let arbiter = format!("file:{}", directory.path().display());
         let guest = ProcessGuest::waiting(self.case.guest.clone()).map_err(|error| error.to_string())?;
         let account = Account::of(&guest, |_| {});
@@ -52,7 +53,7 @@ impl Kill {
             });
         let standby = self.case.standby(survivor, claims(&arbiter, Role::Standby)?)?;
         let mut arguments =
-            vec![seed.to_string(), number.to_string(), standby.address().to_string(), arbiter];
+            vec![seed.to_string(), number.to_string(), tries, standby.address().to_string(), arbiter];
         arguments.extend(planted.map(|planted| planted.label().to_owned()));
         let mut primary = Process::spawn(program, &arguments)?;
         self.await_moment(&mut primary, &standby)?;
@@ -64,8 +65,10 @@ impl Kill {
     fn await_moment(&self, primary: &mut Process, standby: &Standby) -> Result<(), Failure> {
         let mut is_gone = false;
         until(|| {
-            is_gone = primary.has_ended() || primary.told().ended.is_some();
-            is_gone || standby.contact().is_some_and(|contact| contact.held() > 0)
+            is_gone = primary.has_ended();
+            is_gone
+                || primary.told().ended.is_some()
+                || standby.contact().is_some_and(|contact| contact.held() > 0)
         })?;
         primary.arm();
         until(|| {
@@ -79,7 +82,8 @@ impl Kill {
             When::After(after) | When::HandingOver(after) => std::thread::sleep(after),
             _ => {
                 let begin = Instant::now();
-                while !primary.told().has_reached && begin.elapsed() < STATE {
+                let is_over = |told: Told| told.has_reached || told.ended.is_some();
+                while !is_over(primary.told()) && begin.elapsed() < STATE {
                     std::thread::sleep(Duration::from_micros(50));
                 }
             }

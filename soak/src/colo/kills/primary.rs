@@ -10,13 +10,14 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use sterna::replica::machines::Ruling;
-use sterna::replica::{Claims, EpochGate, GateStatistics, MaySay};
+use sterna::replica::{Claims, EpochGate, GateStatistics, MaySay, Primary};
 use sterna::{Address, AskCheckpoint, RunState, SourceVm};
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Spec};
 use sterna_guests::ProcessGuest;
 
 use super::account::{self, Account};
 use super::blow::{Kill, Planted, When};
+use crate::colo::play::until;
 use crate::colo::vm::{Callback, Deed, Plans, Troubled};
 use crate::colo::voice::Voice;
 
@@ -25,19 +26,23 @@ pub const ROLE: &str = "--kills-primary";
 
 /// How long the arbiter may take.
 const ARBITER: Duration = Duration::from_secs(10);
-/// How long output stands still in the middle of a piece.
-const MOMENT: Duration = Duration::from_millis(3);
+/// How long it stands still in a named state, so that a judge on a busy host comes in time.
+const STANDS: Duration = Duration::from_secs(1);
+/// How long output stands still in the middle of a piece: shorter than a lease, so that a primary that wakes says the rest of it at once.
+const PIECE: Duration = Duration::from_millis(100);
 
 /// What it does. `arguments` follow [`ROLE`].
 ///
 /// # Errors
 /// Why it cannot take part.
 pub fn main(arguments: &[String]) -> Result<(), String> {
-    let [seed, number, address, arbiter, planted @ ..] = arguments else {
-        return Err("a primary needs a seed, a number, an address and an arbiter".into());
+    let [seed, number, again, address, arbiter, planted @ ..] = arguments else {
+        return Err(
+            "a primary needs a seed, a number, how often it was played, an address and an arbiter".into()
+        );
     };
     let parse = |text: &String| text.parse::<u64>().map_err(|_| format!("{text:?} is no number"));
-    let kill = Kill::new(parse(seed)?, parse(number)?);
+    let kill = Kill::new(parse(seed)?, parse(number)?, parse(again)?);
     let address: Address = address.parse().map_err(|error| format!("{address:?}: {error}"))?;
     let planted = planted.first().and_then(|label| Planted::of_label(label));
     let guest = ProcessGuest::boot(kill.case.guest.clone()).map_err(|error| error.to_string())?;
@@ -79,18 +84,27 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         if line != "arm" {
             return Err(format!("what is {line:?}?"));
         }
+        let stands = Deed::Tell(tell.clone(), STANDS);
         match kill.when {
             When::After(_) => {}
-            When::Stopping(calls) => plans.add(Callback::Stop, calls, Deed::Tell(tell.clone())),
-            When::Saving(calls) => plans.add(Callback::Save, calls, Deed::Tell(tell.clone())),
-            When::Resuming(calls) => plans.add(Callback::Resume, calls, Deed::Tell(tell.clone())),
+            When::Stopping(calls) => plans.add(Callback::Stop, calls, stands),
+            When::Saving(calls) => plans.add(Callback::Save, calls, stands),
+            When::Resuming(calls) => plans.add(Callback::Resume, calls, stands),
             When::Saying(pieces) => awaited.store(pieces, Ordering::SeqCst),
-            When::HandingOver(_) => primary.hand_over().map_err(|refusal| refusal.to_string())?,
+            When::HandingOver(_) => hand_over(&primary)?,
         }
         say("armed");
     }
     // What its threads are about to say is not said: the judge has gone or has seen enough.
     std::process::exit(0);
+}
+
+/// As soon as it may: the standby holds a checkpoint before the primary knows.
+fn hand_over(primary: &Primary) -> Result<(), String> {
+    until(|| primary.state().outcome.is_some() || primary.statistics().held > 0)?;
+    // Refused, if it has ended: that is told.
+    let _ = primary.hand_over();
+    Ok(())
 }
 
 /// A piece leaves. One that is awaited stands still when half of it has left.
@@ -103,7 +117,7 @@ fn leave(bytes: &[u8], awaited: &AtomicU64, reached: impl Fn()) {
     let _ = output.write_all(first).and_then(|()| output.flush());
     if is_awaited {
         reached();
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(PIECE);
     }
     let _ = output.write_all(rest).and_then(|()| output.flush());
 }
@@ -138,6 +152,7 @@ impl EpochGate for Leaky {
     fn end_epoch(&self, epoch: u64) {
         self.0.end_epoch(epoch);
         self.0.release(epoch);
+        self.0.let_out(STANDS);
     }
     fn release(&self, epoch: u64) {
         self.0.release(epoch);
