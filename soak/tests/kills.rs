@@ -7,12 +7,12 @@ use sterna_soak::colo::kills::{self, Planted};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_soak");
 
-/// Its first cases have blows in output, in pauses, before stops and resumes; primaries 2, 4 and 7 wake.
+/// Of the planted faults' cases.
 const SEED: u64 = 16;
 
 #[test]
 fn guest_whose_primary_is_killed_goes_on_from_a_held_checkpoint_and_runs_once() {
-    let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(SEED);
+    let seed = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(16);
     println!("STERNA_SEED={seed}");
 
     let played: Vec<_> = (0..10).map(|number| kills::one(Path::new(PROGRAM), seed, number, None)).collect();
