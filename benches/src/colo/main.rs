@@ -34,6 +34,7 @@ use sterna_benches::{Failure, goal};
 use sterna_interop::Root;
 
 use plan::{Cell, Load, Pair};
+use recovery::Cause;
 use row::Row;
 
 /// Measures protected guests. Without --pairs, --loads, --delays and --channels: the whole matrix, and takeovers.
@@ -99,10 +100,12 @@ fn run(args: &Args) -> Result<(), Failure> {
     for cell in plan::cells(args) {
         note(&cell, measure(&root, args, &cell), &mut rows, &mut failures);
     }
-    for cell in takeovers(args) {
-        let taken = recovery::measure(&root, &args.sterna, &cell, args.takeovers);
-        let row = taken.map(|taken| Row::of_takeovers(&cell, &taken));
-        note(&cell, row.map_err(|why| format!("takeover: {why}")), &mut rows, &mut failures);
+    for (cell, cause) in takeovers(args) {
+        let taken = recovery::measure(&root, &args.sterna, &cell, cause, args.takeovers);
+        let row = taken.map(|taken| taken.map(|taken| Row::of_takeovers(&cell, &taken)));
+        if let Some(row) = row.map_err(|why| format!("takeover: {why}")).transpose() {
+            note(&cell, row, &mut rows, &mut failures);
+        }
     }
     let unprotected = args
         .before
@@ -135,15 +138,16 @@ fn note(cell: &Cell, row: Result<Row, Failure>, rows: &mut Vec<Row>, failures: &
     }
 }
 
-/// Of each pair once, if there are to be any.
-fn takeovers(args: &Args) -> Vec<Cell> {
+/// Of each pair and cause once, if there are to be any.
+fn takeovers(args: &Args) -> Vec<(Cell, Cause)> {
     let mut taken: Vec<Cell> = Vec::new();
     for cell in plan::cells(args).into_iter().filter(|_| args.takeovers > 0) {
         if !taken.iter().any(|before| before.pair == cell.pair) {
             taken.push(recovery::cell(cell.pair, cell));
         }
     }
-    taken
+    let causes = [Cause::Loss, Cause::Plan];
+    taken.into_iter().flat_map(|cell| causes.map(|cause| (cell.clone(), cause))).collect()
 }
 
 fn write(args: &Args, rows: &[Row], unprotected: Option<[Migrations; 2]>) -> Result<(), Failure> {

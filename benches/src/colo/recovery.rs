@@ -1,15 +1,18 @@
 //! Takeovers: from the decision to the guest's first step at the other side.
 //!
-//! The primary's host is lost at the moment at which a large checkpoint has become held. A standby decides when lease and margin are over, which
-//! stands beside; the time counts from the last look at which it had not decided. QEMU's secondary leaves that to a human: from
-//! `x-colo-lost-heartbeat` on.
+//! - [`Cause::Loss`]: the primary's host is lost at the moment at which a large checkpoint has become held. A standby decides when lease and margin
+//!   are over, which stands beside. What it holds was copied to RAM long before.
+//! - [`Cause::Plan`]: an operator hands the guest over. The guest runs until most of it has come, then the last checkpoint becomes held, and the standby
+//!   decides at once: what its journal has is still to be copied.
+//! - The time counts from the last look at which the standby had not decided. QEMU's secondary leaves the decision to a human: from
+//!   `x-colo-lost-heartbeat` on.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sterna_benches::words::GuestWords;
 use sterna_interop::{Ram, Root};
 
@@ -23,32 +26,66 @@ use crate::sterna;
 /// Different counts until the guest is known to write them: the last checkpoint's copy changes them, too.
 const STEPS: usize = 5;
 const LOOK: Duration = Duration::from_micros(20);
+/// So much of the time until the next checkpoint has passed when a takeover is planned, so that there is much to come.
+const PLANNED: f64 = 0.8;
+const PAGE: u64 = 4096;
+const REPORT: &str = "x-sterna-query-protection";
+const TAKE_OVER: &str = "x-sterna-takeover";
+
+/// Why the guest goes on at the other side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    Loss,
+    Plan,
+}
 
 /// Takeovers of one kind.
 pub(crate) struct Takeovers {
     pub(crate) times: Times,
-    /// Lease and margin of the standby; none of QEMU, where a human decides.
-    pub(crate) decision: Option<Duration>,
+    /// What the standby waits for before it decides; none of QEMU, where a human does.
+    pub(crate) decision: Option<Decision>,
+    /// The median of what came between the wish and the decision; 0 where the primary was lost.
+    pub(crate) came_bytes: u64,
+}
+
+/// What a standby waits for before it decides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Decision {
+    /// The end of lease and margin.
+    Patience(Duration),
+    /// The last checkpoint of a planned takeover.
+    LastCheckpoint,
 }
 
 struct Takeover {
     took: Duration,
-    decision: Option<Duration>,
+    decision: Option<Decision>,
+    came_bytes: u64,
 }
 
-/// So many of a cell's kind.
-pub(crate) fn measure(root: &Root, sterna: &Path, cell: &Cell, tries: u32) -> Result<Takeovers, Failure> {
-    let (mut times, mut decision) = (Vec::new(), None);
+/// So many of a cell's kind. `None`: QEMU has nothing that is planned.
+pub(crate) fn measure(
+    root: &Root,
+    sterna: &Path,
+    cell: &Cell,
+    cause: Cause,
+    tries: u32,
+) -> Result<Option<Takeovers>, Failure> {
+    let (mut times, mut decision, mut came_bytes) = (Vec::new(), None, Vec::new());
     for _ in 0..tries {
-        let one = match cell.pair {
-            Pair::SternaSterna => into_sterna(root, sterna, cell)?,
-            Pair::QemuQemu => into_secondary(root, sterna, cell)?,
-            Pair::QemuStandby | Pair::QemuSterna => into_waiting_qemu(root, sterna, cell)?,
+        let one = match (cell.pair, cause) {
+            (Pair::SternaSterna, _) => into_sterna(root, sterna, cell, cause)?,
+            (Pair::QemuQemu, Cause::Loss) => into_secondary(root, sterna, cell)?,
+            (Pair::QemuQemu, Cause::Plan) => return Ok(None),
+            (Pair::QemuStandby | Pair::QemuSterna, _) => into_waiting_qemu(root, sterna, cell, cause)?,
         };
         times.push(one.took);
         decision = one.decision;
+        came_bytes.push(one.came_bytes);
     }
-    Ok(Takeovers { times: Times::new(times), decision })
+    came_bytes.sort_unstable();
+    let came_bytes = came_bytes.get(came_bytes.len() / 2).copied().unwrap_or(0);
+    Ok(Some(Takeovers { times: Times::new(times), decision, came_bytes }))
 }
 
 /// What is taken over: much that is written, and seldom a checkpoint.
@@ -57,16 +94,23 @@ pub(crate) fn cell(pair: Pair, mut like: Cell) -> Cell {
     like
 }
 
-fn into_sterna(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, Failure> {
+fn into_sterna(root: &Root, sterna: &Path, cell: &Cell, cause: Cause) -> Result<Takeover, Failure> {
     let mut protected = sterna::Protected::begin(root, sterna, cell)?;
     let words = GuestWords::of_process(protected.standby.id())?;
-    let decision = await_checkpoint(|| protected.standby.execute("x-sterna-query-protection", Value::Null))?;
-    kill(protected.primary.id())?;
-    let began = await_decision(|| protected.standby.execute("x-sterna-query-protection", Value::Null))?;
-    Ok(Takeover { took: first_step(&words, began)?, decision: Some(decision) })
+    let patience = await_checkpoint(|| protected.standby.execute(REPORT, Value::Null))?;
+    match cause {
+        Cause::Loss => kill(protected.primary.id())?,
+        Cause::Plan => {
+            std::thread::sleep(cell.delay.mul_f64(PLANNED));
+            protected.standby.execute(TAKE_OVER, json!({"planned": true}))?;
+        }
+    }
+    let decided = await_decision(|| protected.standby.execute(REPORT, Value::Null))?;
+    let took = first_step(&words, decided.at)?;
+    Ok(Takeover { took, decision: Some(cause.decision(patience)), came_bytes: decided.bytes })
 }
 
-fn into_waiting_qemu(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, Failure> {
+fn into_waiting_qemu(root: &Root, sterna: &Path, cell: &Cell, cause: Cause) -> Result<Takeover, Failure> {
     let memory = tempfile::Builder::new().prefix("sterna-bench-").tempdir_in("/dev/shm");
     let memory = memory.map_err(|error| format!("/dev/shm: {error}"))?;
     let waiting = pair::builder(root, cell).ram(Ram::File).incoming_defer().command_in(memory.path())?;
@@ -77,17 +121,24 @@ fn into_waiting_qemu(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover
     let mut protected = pair::Protected::begin(root, sterna, cell, &more)?;
     let standby = protected.standby_monitor().ok_or("no standby")?;
     wait("the VM that waits", Duration::from_millis(20), || {
-        let report = ask(standby, "x-sterna-query-protection")?;
+        let report = ask(standby, REPORT)?;
         Ok((report["waiting-vm"] == "waits").then_some(()))
     })?;
-    let decision = await_checkpoint(|| ask(standby, "x-sterna-query-protection"))?;
+    let patience = await_checkpoint(|| ask(standby, REPORT))?;
     let words = GuestWords::open(&memory.path().join("ram"))?;
-    protected.lose_primary();
+    match cause {
+        Cause::Loss => protected.lose_primary(),
+        Cause::Plan => {
+            std::thread::sleep(cell.delay.mul_f64(PLANNED));
+            let planned = standby.execute(TAKE_OVER, json!({"planned": true}));
+            planned.map_err(|error| format!("{TAKE_OVER}: {error}"))?;
+        }
+    }
     let standby = protected.standby_monitor().ok_or("no standby")?;
-    let began = await_decision(|| ask(standby, "x-sterna-query-protection"))?;
-    let took = first_step(&words, began);
+    let decided = await_decision(|| ask(standby, REPORT))?;
+    let took = first_step(&words, decided.at);
     let _survivor = Survivor::of(&protected.place.path().join("standby.log"))?;
-    Ok(Takeover { took: took?, decision: Some(decision) })
+    Ok(Takeover { took: took?, decision: Some(cause.decision(patience)), came_bytes: decided.bytes })
 }
 
 /// QEMU's own: its guest has run there all the time, and may run on when it says so.
@@ -104,7 +155,22 @@ fn into_secondary(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, F
     let began = Instant::now();
     secondary.execute("x-colo-lost-heartbeat", Value::Null)?;
     wait("the guest", Duration::from_micros(200), || Ok((secondary.status()? == "running").then_some(())))?;
-    Ok(Takeover { took: first_step(&words, began)?, decision: None })
+    Ok(Takeover { took: first_step(&words, began)?, decision: None, came_bytes: 0 })
+}
+
+/// When a standby decided, and what had come since the takeover was asked for.
+struct Decided {
+    at: Instant,
+    bytes: u64,
+}
+
+impl Cause {
+    fn decision(self, patience: Duration) -> Decision {
+        match self {
+            Self::Loss => Decision::Patience(patience),
+            Self::Plan => Decision::LastCheckpoint,
+        }
+    }
 }
 
 /// Waits until another checkpoint has become held after some; how long the standby waits until it decides by itself.
@@ -121,17 +187,21 @@ fn await_checkpoint(mut report: impl FnMut() -> Result<Value, Failure>) -> Resul
 }
 
 /// The last moment at which the standby was seen waiting for the primary.
-fn await_decision(mut report: impl FnMut() -> Result<Value, Failure>) -> Result<Instant, Failure> {
-    let mut last = Instant::now();
+fn await_decision(mut report: impl FnMut() -> Result<Value, Failure>) -> Result<Decided, Failure> {
+    let mut last = Decided { at: Instant::now(), bytes: 0 };
+    let mut first = None;
     wait("the decision", Duration::from_micros(200), || {
         let asked = Instant::now();
         let report = report()?;
+        let pages = number(&report, "pages")?;
+        last.bytes = pages.saturating_sub(*first.get_or_insert(pages)) * PAGE;
         if matches!(report["state"].as_str(), Some("following" | "holding")) {
-            last = asked;
+            last.at = asked;
             return Ok(None);
         }
-        Ok(Some(last))
-    })
+        Ok(Some(()))
+    })?;
+    Ok(last)
 }
 
 fn first_step(words: &GuestWords, began: Instant) -> Result<Duration, Failure> {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::copy;
 use crate::pauses::{Measured, Times};
 use crate::plan::{Cell, Load, Pair};
-use crate::recovery::Takeovers;
+use crate::recovery::{Decision, Takeovers};
 
 /// A row; times in ms. None: not measured, or not said by anybody.
 #[derive(Debug, Clone)]
@@ -20,8 +20,9 @@ pub(crate) struct Row {
     pub(crate) ram_bytes: u64,
     pub(crate) cell: Option<Figures>,
     pub(crate) recovery: Option<Spread>,
-    /// Until the standby decides by itself: lease and margin.
-    pub(crate) decision_ms: Option<f64>,
+    pub(crate) decision: Option<Decision>,
+    /// Of a planned takeover: what came between the wish and the decision.
+    pub(crate) came_bytes: Option<u64>,
 }
 
 /// What a cell gave.
@@ -82,7 +83,8 @@ impl Row {
             ram_bytes: cell.ram_mib << 20,
             cell: None,
             recovery: None,
-            decision_ms: None,
+            decision: None,
+            came_bytes: None,
         }
     }
 
@@ -93,9 +95,22 @@ impl Row {
     pub(crate) fn of_takeovers(cell: &Cell, takeovers: &Takeovers) -> Self {
         Self {
             recovery: Some(Spread::of(&takeovers.times)),
-            decision_ms: takeovers.decision.map(ms),
+            decision: takeovers.decision,
+            came_bytes: Some(takeovers.came_bytes).filter(|bytes| *bytes > 0),
             ..Self::new(cell)
         }
+    }
+
+    /// Until the standby decides by itself: lease and margin.
+    pub(crate) fn patience_ms(&self) -> Option<f64> {
+        match self.decision {
+            Some(Decision::Patience(patience)) => Some(ms(patience)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_planned(&self) -> bool {
+        matches!(self.decision, Some(Decision::LastCheckpoint))
     }
 
     /// For `--json`.
@@ -119,7 +134,9 @@ impl Row {
             "guest_rate": cell.and_then(|cell| cell.guest_rate),
             "guest_gap_ms": gaps.map(|[p50, most]| json!({"p50": p50, "most": most})),
             "recovery_ms": self.recovery.map(|times| times.p50),
-            "decision_ms": self.decision_ms,
+            "decision_ms": self.patience_ms(),
+            "is_planned": self.recovery.map(|_| self.is_planned()),
+            "came_bytes": self.came_bytes,
             "standby_resident_bytes": cell.map(|cell| cell.standby_resident_bytes),
             "primary_cpu_s": cell.map(|cell| cell.primary_cpu_s),
             "standby_cpu_s": cell.map(|cell| cell.standby_cpu_s),

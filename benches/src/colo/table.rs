@@ -2,6 +2,7 @@
 
 use crate::row::{Figures, Row, Spread};
 
+const DIRTY: &str = "dirty, MiB";
 const HEAD: [&str; 18] = [
     "pair",
     "channels",
@@ -12,7 +13,7 @@ const HEAD: [&str; 18] = [
     "a second",
     "pause, ms: mean / p50 / p99 / p999",
     "transfer, ms: mean / p50 / p99",
-    "dirty, MiB",
+    DIRTY,
     "bytes / dirty",
     "output delay, ms: p50 / p99",
     "guest's pages a second",
@@ -42,15 +43,21 @@ pub(crate) fn row(row: &Row) -> String {
     ];
     match &row.cell {
         Some(of) => cells.extend(figures(of)),
-        None => cells.extend(std::iter::repeat_n("–".to_owned(), HEAD.len() - 6)),
+        None => cells.extend(HEAD[5..HEAD.len() - 1].iter().map(|name| match (*name, row.came_bytes) {
+            (DIRTY, Some(bytes)) => mib(bytes as f64),
+            _ => "–".to_owned(),
+        })),
     }
-    let decision = row.decision_ms.map_or_else(String::new, |ms| format!(" ({ms:.0})"));
+    let decision = match row.patience_ms() {
+        Some(ms) => format!(" ({ms:.0})"),
+        None if row.is_planned() => " (planned)".to_owned(),
+        None => String::new(),
+    };
     cells.push(or_dash(row.recovery, |times| format!("{:.1}{decision}", times.p50)));
     line(&cells)
 }
 
 fn figures(of: &Figures) -> Vec<String> {
-    let mib = |bytes: f64| format!("{:.2}", bytes / 1048576.0);
     let two = |[one, other]: [f64; 2]| format!("{one:.1} / {other:.1}");
     let ratio = of.bytes_per_checkpoint.zip(of.dirty_bytes).filter(|(_, dirty)| *dirty >= LEAST_BYTES);
     let transfer = |times: Spread| format!("{:.2} / {:.2} / {:.2}", times.mean, times.p50, times.p99);
@@ -69,6 +76,10 @@ fn figures(of: &Figures) -> Vec<String> {
         format!("{:.1} / {:.1}", of.primary_cpu_ms_each(), of.standby_cpu_ms_each()),
         (of.standby_resident_bytes >> 20).to_string(),
     ]
+}
+
+fn mib(bytes: f64) -> String {
+    format!("{:.2}", bytes / 1048576.0)
 }
 
 fn or_dash<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {

@@ -34,7 +34,7 @@ pub enum Command {
     Info(info::Arguments),
     /// Cancel a migration; the guest runs on at the source
     Cancel(cancel::Arguments),
-    /// Decide which side has the guest after an acknowledgement was lost
+    /// Decide which side has the guest, after an acknowledgement was lost or where an operator is a protection's arbiter
     Decide(decide::Arguments),
     /// Let a postcopy whose connection broke go on over another connection
     Recover(recover::Arguments),

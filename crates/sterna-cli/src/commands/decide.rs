@@ -1,4 +1,4 @@
-//! `sterna decide`: ends a migration whose acknowledgement was lost, by an operator's word.
+//! `sterna decide`: ends a migration whose acknowledgement was lost, or rules on a protected guest, by an operator's word.
 
 use serde_json::json;
 use sterna_qmp::Endpoint;
@@ -7,21 +7,21 @@ use crate::exit::{Done, Status};
 use crate::monitor::Monitor;
 use crate::terminal;
 
-/// Which migration, and where its guest is.
+/// Which migration or protection, and where its guest is.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of the source
+    /// QMP socket of the source; of a protection: of the primary, or of `sterna protect`
     pub socket: Endpoint,
-    /// Which side has the guest. Check the destination first: two running guests on one disk destroy it
+    /// Which side has the guest. Check the destination (of a protection: the standby) first: two running guests on one disk destroy it
     pub guest: Side,
 }
 
 /// A side of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Side {
-    /// The guest does not run at the destination and never will: it resumes at the source
+    /// The guest does not run at the destination or standby and never will: it resumes at the source
     Source,
-    /// The guest runs at the destination: the source stays stopped permanently
+    /// The guest runs at the destination or standby: the source stays stopped permanently
     Destination,
 }
 

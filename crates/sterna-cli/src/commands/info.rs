@@ -39,14 +39,34 @@ fn protection_of(protection: &Value, is_json: bool) -> String {
     if is_json {
         return format!("{protection:#}\n");
     }
-    let members = protection.as_object().into_iter().flatten();
-    let rows =
-        members.filter(|(name, value)| !matches!(name.as_str(), "schema" | "version") && !value.is_null());
-    rows.map(|(name, value)| match value {
-        Value::String(text) => format!("{:<24} {text}\n", name.replace('_', " ")),
-        value => format!("{:<24} {value}\n", name.replace('_', " ")),
-    })
-    .collect()
+    let number = |name: &str| protection[name].as_u64().unwrap_or(0);
+    let time = |name: &str| protection[name].as_f64().map_or_else(|| "none".to_owned(), units::seconds);
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
+    let stands = if protection["guest_stopped"] == true { ", the guest stands" } else { "" };
+    row("protection", format!("{}{stands}", protection["state"].as_str().unwrap_or_default()));
+    row(
+        "checkpoints",
+        format!("{}; pause {}, 99 % below {}", number("checkpoint"), time("pause_p50"), time("pause_p99")),
+    );
+    row(
+        "output",
+        format!(
+            "waits {}, 99 % below {}; {} packets released, {} wait ({})",
+            time("output_delay_p50"),
+            time("output_delay_p99"),
+            units::count(number("output_released_packets")),
+            units::count(number("output_waiting_packets")),
+            units::bytes(number("output_waiting_bytes"))
+        ),
+    );
+    row("sent", format!("{} in {}", units::bytes(number("stream_bytes")), time("age")));
+    for (name, key) in [("lost", "lost_because"), ("trouble", "trouble")] {
+        if let Some(why) = protection[key].as_str() {
+            row(name, why.to_owned());
+        }
+    }
+    text
 }
 
 struct Info {

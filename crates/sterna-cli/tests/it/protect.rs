@@ -159,6 +159,7 @@ fn guest_is_handed_over_as_planned_and_protection_ends_by_word() {
     wait("the guest", || pair.is_running("b"));
     let (status, said) = pair.protect_ends();
     assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("handed over: the guest runs at the standby"), "{said}");
     assert_consistent(&pair, "b");
     let over = json!({"status": "postmigrate", "running": false});
     wait("the end at the primary", || pair.ask("a", "query-status") == over);

@@ -58,13 +58,13 @@ fn refuse(arguments: &Arguments) -> Result<(), Stop> {
 
 fn set(arguments: &Arguments, monitor: &mut Monitor) -> Result<(), Stop> {
     let mut capabilities = vec!["x-colo".to_owned(), "return-path".to_owned()];
-    if arguments.channels.is_some() {
-        capabilities.push("multifd".to_owned());
-    }
     if arguments.checkpoints.delta.is_some() {
         capabilities.push("xbzrle".to_owned());
     }
     monitor.switch_on(&capabilities)?;
+    // Both sides alike, whatever an earlier migration or protection of either has left.
+    let multifd = json!({"capability": "multifd", "state": arguments.channels.is_some()});
+    monitor.execute("migrate-set-capabilities", json!({"capabilities": [multifd]}))?;
     let mut parameters = monitor.parameters(&arguments.set)?;
     parameters.insert("x-checkpoint-delay".to_owned(), arguments.checkpoint_delay.into());
     parameters.extend(arguments.checkpoints.parameters());
@@ -150,7 +150,15 @@ fn ended(arguments: &Arguments, outcome: &str, report: &Value) -> Done {
     }
     let trouble = report["trouble"].as_str().unwrap_or("no reason is known");
     match outcome {
-        "alone" | "handed over" => Ok(Status::Done),
+        "alone" => {
+            terminal::note("the guest is not protected any more and runs on here");
+            Ok(Status::Done)
+        }
+        "handed over" => {
+            let held = report["held"].as_u64().unwrap_or(0);
+            terminal::note(&format!("handed over: the guest runs at the standby, from checkpoint {held} on"));
+            Ok(Status::Done)
+        }
         "lost" => {
             Err(Stop::with(Status::Lost, format!("the standby has the guest ({trouble}); it was ended here")))
         }

@@ -3,9 +3,9 @@
 use super::*;
 
 /// `from` is protected by `to`, which waits for it, as the generation that it should be.
-fn protect_again(site: &Site, from: &str, to: &str, generation: u64) -> (Process, Process) {
+fn protect_again(site: &Site, from: &str, to: &str, generation: u64, more: &[&str]) -> (Process, Process) {
     let standby = site.start(to, vm(site, to).args(["--lease=2s", "--incoming=defer"]));
-    let protects = Process(site.protect(from, to, &["--channels=2"]).spawn().unwrap());
+    let protects = Process(site.protect(from, to, more).spawn().unwrap());
     site.await_checkpoints(to, 10);
     assert_eq!(site.report(from)["generation"], generation);
     assert_eq!(site.report(to)["contact"]["generation"], generation);
@@ -23,7 +23,7 @@ fn survivor_is_protected_by_a_third_host_and_by_the_restored_one_as_the_next_gen
     assert_eq!(pair.protects.wait(), Some(3));
     assert_eq!(claims(), 1);
 
-    let (mut third, mut protects) = protect_again(&pair.site, "b", "c", 2);
+    let (mut third, mut protects) = protect_again(&pair.site, "b", "c", 2, &["--channels=2"]);
     pair.standby.kill();
     wait("the third host's guest", || pair.site.is_running("c"));
     assert_eq!(protects.wait(), Some(3), "{}", pair.site.protect_said());
@@ -31,7 +31,8 @@ fn survivor_is_protected_by_a_third_host_and_by_the_restored_one_as_the_next_gen
     assert_eq!(claims(), 2);
     assert_consistent(&pair.site, "c");
 
-    let (_first, mut protects) = protect_again(&pair.site, "c", "a", 3);
+    // The survivor still has the channels of the last protection.
+    let (_first, mut protects) = protect_again(&pair.site, "c", "a", 3, &[]);
     third.kill();
     wait("the restored host's guest", || pair.site.is_running("a"));
     assert_eq!(protects.wait(), Some(3), "{}", pair.site.protect_said());
@@ -48,7 +49,7 @@ fn guest_that_was_handed_over_and_back_goes_on_under_the_next_generation() {
 
     // Its VM has ended with the guest gone, or is ended.
     pair.primary.kill();
-    let (_first, mut protects) = protect_again(&pair.site, "b", "a", 2);
+    let (_first, mut protects) = protect_again(&pair.site, "b", "a", 2, &["--channels=2"]);
     assert!(command("takeover", &pair.socket("a"), &["--planned"]).status.success());
     wait("the guest", || pair.is_running("a"));
     assert_eq!(protects.wait(), Some(0), "{}", pair.protect_said());

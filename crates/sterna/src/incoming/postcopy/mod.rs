@@ -125,7 +125,12 @@ pub(super) fn discard(
             );
             return Err(MigrationError::PeerMisbehaved { what });
         }
-        sink.forget(block, start / PAGE_SIZE as u64, bytes / PAGE_SIZE as u64);
+        let (first, count) = (start / PAGE_SIZE as u64, bytes / PAGE_SIZE as u64);
+        sink.forget(block, first, count);
+        // The guest may still run at the source: what is done now is not done while it stands.
+        if count > 0 {
+            MissingPages::take_away_ahead(ram, block, first, count)?;
+        }
     }
     Ok(())
 }

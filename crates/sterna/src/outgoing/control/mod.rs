@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use sterna_proto::source::{
     Action, Cause, End, Event as Fed, GuestAfter, Outcome as MachineOutcome, Refusal, Source, State,
 };
+use sterna_ram::DirtyBitmaps;
 use sterna_transport::Channel;
 use sterna_wire::extension::{self, Handover};
 use sterna_wire::main::Command;
@@ -107,6 +108,8 @@ pub(super) struct Control {
     /// The channel of pages that are waited for, in postcopy; what is sent at the switch; and who sends pages.
     preempt: Option<Arc<Channel>>,
     package: Vec<u8>,
+    /// What the destination has been told to drop before the guest stopped for the switch.
+    dropped: Option<DirtyBitmaps>,
     page_sender: Option<PageSender>,
     /// Where memory is written by RDMA; and, once pages move, what is registered.
     rdma: Option<Arc<RdmaSource>>,
@@ -145,6 +148,7 @@ impl Control {
             multifd: Vec::new(),
             preempt: None,
             package: Vec::new(),
+            dropped: None,
             page_sender: None,
             rdma: None,
             rdma_work: None,
@@ -311,6 +315,7 @@ impl Control {
         // Of the guest that stops here nothing more is to be expected.
         self.hints.stop();
         self.let_channels_run_empty();
+        let named = Break::failure(self.name_what_is_dropped());
         let was_running = call("SourceVm::run_state", || self.shared.vm.run_state()) == RunState::Running;
         let began = Instant::now();
         self.step_began = began;
@@ -330,7 +335,7 @@ impl Control {
                 self.shared.tell(&Event::Stopped);
                 // The guest is stopped anyway: the machine lets it run on, and its devices. It has to know
                 // before, or it would release hooks while a device may still write.
-                if let Err(error) = devices {
+                if let Err(error) = devices.and(named) {
                     self.shared.fail(error);
                 }
                 self.stopping = None;

@@ -93,11 +93,39 @@ impl Control {
         }
     }
 
+    /// What a Sterna will drop is mostly known before the guest stops, and naming it takes long where the guest has written far apart:
+    /// it is named now. What is written from now on is named afterwards.
+    pub(super) fn name_what_is_dropped(&mut self) -> Result<(), Break> {
+        self.dropped = None;
+        let shared = Arc::clone(&self.shared);
+        let is_sterna = shared.driver.inspect(Source::peer).sterna;
+        if self.rounds.is_none() || !shared.postcopy.is_wanted() || !is_sterna {
+            return Ok(());
+        }
+        self.flush_rounds()?;
+        self.sync()?;
+        let unsent = self.rounds()?.unsent();
+        round_up(&shared.ram, &unsent);
+        let main = self.main()?;
+        main.commands(&discards(&shared.ram, &unsent))?;
+        self.dropped = Some(unsent);
+        // It has dropped them when it answers.
+        shared.probes.lock().send_keepalive();
+        main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])?;
+        self.waits.was_not_silent();
+        self.waits.at_most(EMPTYING, || shared.probes.lock().are_answered().then_some(())).map(drop)
+    }
+
     /// Performs `SendFinalState` of a guest whose pages follow it: which pages the destination drops. Then it gets the devices.
     pub(super) fn send_final_state_of_postcopy(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
         self.rounds()?.open_last();
         let unsent = self.end_rounds()?;
+        let mut rest = DirtyBitmaps::new(&shared.ram);
+        rest.or_from(&unsent);
+        if let Some(dropped) = &self.dropped {
+            rest.drop_reported(dropped);
+        }
         self.step(SwitchoverStep::LastPages);
         MigrationError::check_memory(&shared.ram)?;
         let sections = self.collect_devices()?;
@@ -107,7 +135,7 @@ impl Control {
         main.with(|stream| {
             stream.forget_block();
             shared.guest_source.send_switchover_start(stream)?;
-            stream.commands(&discards(&shared.ram, &unsent))
+            stream.commands(&discards(&shared.ram, &rest))
         })?;
         shared.postcopy.begin(&shared.ram, &unsent);
         let counters = Arc::clone(&shared.counters);
@@ -129,10 +157,7 @@ impl Control {
     /// Lanes send no page more. Gives the pages that the destination lacks: unsent, or written since.
     fn end_rounds(&mut self) -> Result<DirtyBitmaps, Break> {
         let shared = Arc::clone(&self.shared);
-        let rounds = self.rounds()?.latest();
-        for round in rounds.iter().filter(|round| round.number() > shared.lanes.queue.last_flushed()) {
-            self.run_dry(round)?;
-        }
+        self.flush_rounds()?;
         let peer = shared.driver.inspect(Source::peer);
         let takes_lanes = peer.sterna && Features(peer.features).contains(Features::POSTCOPY_LANES);
         if shared.capabilities.multifd && takes_lanes {
@@ -141,12 +166,16 @@ impl Control {
         shared.lanes.queue.end();
         self.sync()?;
         self.step(SwitchoverStep::LastSync);
-        let mut unsent = self.rounds()?.take_next();
-        for round in &rounds {
-            unsent.or_from(round.unsent());
-        }
+        let unsent = self.rounds()?.unsent();
         round_up(&shared.ram, &unsent);
         Ok(unsent)
+    }
+
+    /// Writes the flushes of rounds that lanes have left.
+    fn flush_rounds(&mut self) -> Result<(), Break> {
+        let flushed = self.shared.lanes.queue.last_flushed();
+        let rounds = self.rounds()?.latest();
+        rounds.iter().filter(|round| round.number() > flushed).try_for_each(|round| self.run_dry(round))
     }
 
     fn collect_devices(&mut self) -> Result<Vec<u8>, MigrationError> {

@@ -99,9 +99,14 @@ impl Rounds {
         [self.before.as_ref(), Some(&self.round)].into_iter().flatten().cloned().collect()
     }
 
-    /// What syncs have found and no round has.
-    pub(super) fn take_next(&mut self) -> DirtyBitmaps {
-        std::mem::replace(&mut self.next, DirtyBitmaps::new(&self.shared.ram))
+    /// What the destination lacks once lanes send no page more: what syncs have found, and what rounds did not send.
+    pub(super) fn unsent(&self) -> DirtyBitmaps {
+        let mut unsent = DirtyBitmaps::new(&self.shared.ram);
+        unsent.or_from(&self.next);
+        for round in self.latest() {
+            unsent.or_from(round.unsent());
+        }
+        unsent
     }
 
     /// The state at this instant, for the policy.

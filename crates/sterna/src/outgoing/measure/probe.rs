@@ -38,6 +38,11 @@ impl Probes {
         }
     }
 
+    /// Whether all were answered: the destination has read all that was written before them.
+    pub(crate) fn are_answered(&self) -> bool {
+        self.sent.is_empty()
+    }
+
     /// The last probe's answer, once: how long it took, and what was still on this host when it was written.
     pub(crate) fn take_answer(&mut self) -> Option<(Duration, u64)> {
         self.answer.take()

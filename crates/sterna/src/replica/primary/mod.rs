@@ -303,7 +303,15 @@ impl Primary {
     fn end_with_migration(&self) {
         let ended = self.migration.wait();
         if self.contact.state().outcome.is_none() {
-            self.contact.failed(format!("the seeding ended: {ended:?}"), Event::LocalFailure);
+            let why = match ended {
+                crate::Outcome::Completed => "the seeding ended without a protection".to_owned(),
+                crate::Outcome::Cancelled => "the seeding was cancelled".to_owned(),
+                crate::Outcome::Failed { error, held: false } => format!("the seeding failed: {error}"),
+                crate::Outcome::Failed { error, held: true } => {
+                    format!("the seeding failed, and the guest is held stopped: {error}")
+                }
+            };
+            self.contact.failed(why, Event::LocalFailure);
         }
     }
 }

@@ -155,8 +155,9 @@ fn background_that_is_slower_than_every_limit_on_silence_ends() {
 #[test]
 fn guest_that_has_been_copied_brings_only_what_it_wrote_since() {
     let Some(capabilities) = capabilities(true) else { return };
+    // A round takes 50 ms, so precopy ends only if the writers get no time for so long.
     let config = ProcessConfig { rate: 0, working_set_pages: Some(256), ..config() };
-    let params = Parameters { downtime_limit: Duration::ZERO, ..common::parameters() };
+    let params = Parameters { downtime_limit: Duration::ZERO, ..slow() };
     let pair = Pair::begin(&config, &params, capabilities).after_rounds(3).switch().arrives();
 
     let statistics = pair.migration.statistics();

@@ -360,7 +360,12 @@ impl HandMadeDestination {
         Self::expecting(false)
     }
 
-    /// A Sterna that says this of itself, with multifd channels.
+    /// A Sterna that says this of itself.
+    pub fn sterna(features: Features) -> Self {
+        Self { features: Some(features), ..Self::expecting(false) }
+    }
+
+    /// The same, with multifd channels.
     pub fn sterna_with_lanes(features: Features) -> Self {
         Self { features: Some(features), ..Self::expecting(true) }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sterna::{Capabilities, Decision, Migration, MigrationError, Outcome, Status, Vm};
 use sterna_guests::process::ProcessGuest;
+use sterna_wire::extension::Features;
 use sterna_wire::main::{Command, MainItem, SectionKind};
 use sterna_wire::return_path::ReturnMessage;
 
@@ -101,6 +102,43 @@ fn stream_to_a_qemu_has_the_observed_elements_in_the_observed_order() {
     assert!(matches!(migration.wait(), Outcome::Completed));
     assert!(!source.ram().custody().may_run());
     drop(preempt);
+    assert_every_page_came(&source, destination.pages);
+}
+
+#[test]
+fn what_a_sterna_drops_is_mostly_named_before_the_guest_stops_and_each_page_once() {
+    let (source, _) = common::pair(&config());
+    let mut destination = HandMadeDestination::sterna(Features(Features::HANDOVER.0 | Features::POSTCOPY.0));
+    let migration = common::start(&source, &destination.address(), &slow(), ON(false), Arc::new(()));
+    while destination.pages.len() < 1000 {
+        destination.next().expect("it goes on");
+    }
+    migration.start_postcopy().unwrap();
+    let (mut ahead, mut stopped) = (Vec::new(), None);
+    loop {
+        match destination.next().expect("it goes on to the package") {
+            // It goes out when the guest stands.
+            MainItem::Command(Command::SwitchoverStart) => stopped = Some(Vec::new()),
+            MainItem::Command(Command::PostcopyDiscard { block, ranges }) => {
+                let pages = ranges.iter().flat_map(|&(start, bytes)| (start..start + bytes).step_by(4096));
+                let named = stopped.as_mut().unwrap_or(&mut ahead);
+                named.extend(pages.map(|page| (block.clone(), page)));
+            }
+            MainItem::Command(Command::Packaged(_)) => break,
+            _ => {}
+        }
+    }
+    let afterwards = stopped.expect("the guest stands before its devices are sent");
+    assert!(ahead.len() > afterwards.len(), "{} pages ahead, {} afterwards", ahead.len(), afterwards.len());
+    let mut once = std::collections::HashSet::new();
+    for page in ahead.iter().chain(&afterwards) {
+        assert!(once.insert(page), "{page:?} was named twice");
+    }
+    let before = destination.pages.len();
+    destination.until(|item| matches!(item, MainItem::Eof));
+    destination.say(&ReturnMessage::Shut(0));
+    assert!(matches!(migration.wait(), Outcome::Completed));
+    assert_eq!(destination.pages.len() - before, once.len(), "what was dropped follows, and nothing else");
     assert_every_page_came(&source, destination.pages);
 }
 
