@@ -18,17 +18,19 @@ fn guest_whose_primary_is_killed_goes_on_from_a_held_checkpoint_and_runs_once() 
     let played: Vec<_> = (0..10).map(|number| kills::one(Path::new(PROGRAM), seed, number, None)).collect();
 
     assert!(played.iter().all(Result::is_ok), "{played:#?}");
+    assert!(played.iter().flatten().any(|killed| killed.packets > 0), "nobody heard a packet");
 }
 
 #[test]
 fn primary_that_lets_output_go_before_its_checkpoint_is_held_is_found() {
     // They are killed in a pause, or before a resume: what the pause has let out is behind no held checkpoint.
-    found(Planted::ReleasesOnTaken, &[0, 1, 3, 12, 23, 24], "heard ahead");
+    found(Planted::ReleasesOnTaken, &[0, 1, 3, 12], "the primary was heard ahead");
+    found(Planted::SendsOnTaken, &[0, 1, 3, 12, 23, 24], "packet");
 }
 
 #[test]
 fn primary_that_wakes_and_runs_its_guest_is_found() {
-    found(Planted::BelievesItWon, &[2, 4, 7, 13, 21, 28], "its guest runs at the standby");
+    found(Planted::BelievesItWon, &[2, 4, 7, 13], "its guest runs at the standby");
 }
 
 /// One of these cases finds it. Most do, but none can where the guest said nothing between two checkpoints.

@@ -38,20 +38,23 @@ pub(super) enum Blow {
 /// A fault of a primary that a soak must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Planted {
-    /// The gate lets the output of a checkpoint go when it is taken, not when it is held.
+    /// The console's gate lets the output of a checkpoint go when it is taken, not when it is held.
     ReleasesOnTaken,
+    /// The network cards' gate does.
+    SendsOnTaken,
     /// The primary believes that it has won the claim, whatever the arbiter says.
     BelievesItWon,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::ReleasesOnTaken, Self::BelievesItWon];
+    pub const ALL: [Self; 3] = [Self::ReleasesOnTaken, Self::SendsOnTaken, Self::BelievesItWon];
 
     /// On a command line.
     pub fn label(self) -> &'static str {
         match self {
             Self::ReleasesOnTaken => "releases-on-taken",
+            Self::SendsOnTaken => "sends-on-taken",
             Self::BelievesItWon => "believes-it-won",
         }
     }

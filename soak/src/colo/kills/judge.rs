@@ -3,6 +3,7 @@
 use sterna_guests::ProcessGuest;
 
 use super::account::Account;
+use super::packets::Packet;
 use crate::colo::judge::whole;
 use crate::colo::play::{Again, until};
 use crate::colo::voice::{Voice, numbers};
@@ -18,24 +19,36 @@ pub(super) struct Seen {
     pub(super) accounts: Vec<String>,
     /// All that came out of its process.
     pub(super) heard: Vec<u8>,
-    /// How much of it before it woke, and how the protection ended there.
-    pub(super) woken: Option<(usize, String)>,
+    /// Packets that came out of it, in the order in which they came.
+    pub(super) packets: Vec<Packet>,
+    /// How many bytes and packets came before it woke, and how the protection ended there.
+    pub(super) woken: Option<((usize, usize), String)>,
+}
+
+/// Of what is as it must be.
+pub(super) struct Verdict {
+    /// From which the guest went on.
+    pub(super) checkpoint: u64,
+    /// How many were heard.
+    pub(super) packets: usize,
+    /// What a primary that woke still said.
+    pub(super) late_bytes: Option<usize>,
 }
 
 impl Seen {
-    /// From which checkpoint the guest went on, and how much a primary that woke still said.
     pub(super) fn judge(
         &self,
         (guest, says): (&ProcessGuest, Voice),
         account: &Account,
         again: &[(Again, String)],
-    ) -> Result<(u64, Option<usize>), String> {
+    ) -> Result<Verdict, String> {
         let [(again, found)] = again else { return Err(format!("said again {} times", again.len())) };
         self.is_a_checkpoint(account, found)?;
-        let late = self.woken.as_ref().map(|(before, how)| self.woke(*before, how)).transpose()?;
+        let late_bytes = self.woken.as_ref().map(|(before, how)| self.woke(*before, how)).transpose()?;
+        self.packets(again)?;
         self.observer(again, says)?;
         whole(guest)?;
-        Ok((self.checkpoint, late))
+        Ok(Verdict { checkpoint: self.checkpoint, packets: self.packets.len(), late_bytes })
     }
 
     /// The survivor is what the primary was in the pause of that checkpoint.
@@ -55,6 +68,20 @@ impl Seen {
             return Err(format!("the primary has taken no checkpoint {loaded:?}"));
         }
         Ok(())
+    }
+
+    /// Each came once and in order, and none is ahead of the survivor.
+    fn packets(&self, again: &Again) -> Result<(), String> {
+        if let Some(pair) = self.packets.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
+            return Err(format!("packet {} was heard after packet {}", pair[1].0, pair[0].0));
+        }
+        match self.packets.iter().find(|(_, steps)| *steps > again.steps) {
+            Some((number, steps)) => Err(format!(
+                "packet {number} was heard ahead of its survivor: it is of step {steps}, and the survivor was at {}",
+                again.steps
+            )),
+            None => Ok(()),
+        }
     }
 
     /// What was heard is never ahead of the survivor and lacks nothing.
@@ -88,15 +115,16 @@ impl Seen {
     }
 
     /// It lets nothing out and stops its guest.
-    fn woke(&self, before: usize, how: &str) -> Result<usize, String> {
+    fn woke(&self, (bytes, packets): (usize, usize), how: &str) -> Result<usize, String> {
         if !matches!(how, "Lost false false" | "HandedOver false false") {
             return Err(format!(
                 "the primary woke, and its guest runs at the standby: {how} (outcome, runs, may run)"
             ));
         }
-        let late = self.heard.len() - before;
-        if late > LEAVING {
-            return Err(format!("the primary woke and said {late} bytes"));
+        let (late, late_packets) = (self.heard.len() - bytes, self.packets.len() - packets);
+        // A packet that was leaving.
+        if late > LEAVING || late_packets > 1 {
+            return Err(format!("the primary woke, said {late} bytes and sent {late_packets} packets"));
         }
         Ok(late)
     }

@@ -2,7 +2,7 @@
 //!
 //! The primary is a process of its own ([`primary`]): it is killed with SIGKILL, or stopped with SIGSTOP and woken when its guest
 //! runs elsewhere. The standby is in this process. Both ask an arbiter that is a directory. The observer knows what came
-//! out of the primary's process through a pipe, and what the survivor says.
+//! out of the primary's process through a pipe and as packets, and what the survivor says.
 //!
 //! Each is judged: the survivor goes on from a checkpoint that the primary has taken, whose memory, by a sum of all of
 //! it, it has; what was heard is never ahead of that; the survivor's memory is one consistent cut, and it goes on; a
@@ -11,6 +11,7 @@
 mod account;
 mod blow;
 mod judge;
+mod packets;
 mod play;
 pub mod primary;
 mod process;
@@ -20,6 +21,7 @@ use std::path::Path;
 
 use blow::Kill;
 pub use blow::Planted;
+use judge::Verdict;
 pub use report::{Report, many};
 
 /// How often a case is played when the primary was alone before the blow fell, because the host gave it no time. Its lease is four
@@ -35,8 +37,17 @@ pub struct Killed {
     pub checkpoint: u64,
     /// Plays that do not count: the primary was alone before.
     pub again: u64,
+    /// Packets of the primary's that were heard.
+    pub packets: usize,
     /// Of a primary that woke: bytes that were leaving when it was frozen.
     pub late_bytes: Option<usize>,
+}
+
+impl Killed {
+    fn new(what: String, again: u64, verdict: Verdict) -> Self {
+        let Verdict { checkpoint, packets, late_bytes } = verdict;
+        Self { what, checkpoint, again, packets, late_bytes }
+    }
 }
 
 enum Failure {
@@ -59,9 +70,7 @@ pub fn one(program: &Path, seed: u64, number: u64, planted: Option<Planted>) -> 
     for again in 0..TRIES {
         let kill = Kill::new(seed, number, again);
         match kill.play(program, (seed, number, again), planted) {
-            Ok((checkpoint, late_bytes)) => {
-                return Ok(Killed { what: kill.label(), checkpoint, again, late_bytes });
-            }
+            Ok(verdict) => return Ok(Killed::new(kill.label(), again, verdict)),
             Err(Failure::AloneBefore) => tracing::warn!(number, "the primary was alone before the blow"),
             Err(Failure::Wrong(why)) => {
                 return Err(format!("soak --kills-case {number} --seed {seed}: {why}; it was {kill:?}"));

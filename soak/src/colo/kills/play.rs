@@ -14,7 +14,8 @@ use sterna_guests::ProcessGuest;
 use super::Failure;
 use super::account::{self, Account};
 use super::blow::{Blow, Kill, Planted, When};
-use super::judge::Seen;
+use super::judge::{Seen, Verdict};
+use super::packets::Packets;
 use super::primary::claims;
 use super::process::{Process, Told};
 use crate::colo::LONGEST;
@@ -26,15 +27,14 @@ use crate::colo::voice::Voice;
 const STATE: Duration = Duration::from_secs(2);
 
 impl Kill {
-    /// From which checkpoint the guest went on, and what a primary that woke still said.
     pub(super) fn play(
         &self,
         program: &Path,
         (seed, number, again): (u64, u64, u64),
         planted: Option<Planted>,
-    ) -> Result<(u64, Option<usize>), Failure> {
+    ) -> Result<Verdict, Failure> {
         let directory = tempfile::tempdir().map_err(|error| format!("a directory: {error}"))?;
-        let tries = again.to_string();
+        let (tries, packets) = (again.to_string(), Packets::new()?);
         let arbiter = format!("file:{}", directory.path().display());
         let guest = ProcessGuest::waiting(self.case.guest.clone()).map_err(|error| error.to_string())?;
         let account = Account::of(&guest, |_| {});
@@ -52,12 +52,18 @@ impl Kill {
                 }
             });
         let standby = self.case.standby(survivor, claims(&arbiter, Role::Standby)?)?;
-        let mut arguments =
-            vec![seed.to_string(), number.to_string(), tries, standby.address().to_string(), arbiter];
+        let mut arguments = vec![
+            seed.to_string(),
+            number.to_string(),
+            tries,
+            standby.address().to_string(),
+            arbiter,
+            packets.address().to_string(),
+        ];
         arguments.extend(planted.map(|planted| planted.label().to_owned()));
         let mut primary = Process::spawn(program, &arguments)?;
         self.await_moment(&mut primary, &standby)?;
-        let seen = self.strike(primary, &standby)?;
+        let seen = self.strike((primary, packets), &standby)?;
         let again = again.lock().clone();
         seen.judge((&guest, says), &account, &again).map_err(Failure::Wrong)
     }
@@ -91,7 +97,7 @@ impl Kill {
         Ok(())
     }
 
-    fn strike(&self, primary: Process, standby: &Standby) -> Result<Seen, Failure> {
+    fn strike(&self, (primary, packets): (Process, Packets), standby: &Standby) -> Result<Seen, Failure> {
         let contact = standby.contact().ok_or_else(|| "no contact".to_owned())?;
         let is_planned = matches!(self.when, When::HandingOver(_));
         let ended = primary.told().ended;
@@ -124,16 +130,17 @@ impl Kill {
         };
         if !wakes {
             let (accounts, heard) = primary.end(true);
-            return Ok(Seen { checkpoint, accounts, heard, woken: None });
+            return Ok(Seen { checkpoint, accounts, heard, packets: packets.end()?, woken: None });
         }
         // All that had left is read: it stands since before the takeover.
-        let before = primary.heard_bytes();
+        let before = (primary.heard_bytes(), packets.count());
         primary.signal(Signal::CONT)?;
         until(|| primary.told().ended.is_some())
             .map_err(|why| format!("the primary that woke: {why}: {:?}", primary.told()))?;
         let ended = primary.told().ended;
         let (accounts, heard) = primary.end(false);
-        Ok(Seen { checkpoint, accounts, heard, woken: ended.map(|how| (before, how)) })
+        let packets = packets.end()?;
+        Ok(Seen { checkpoint, accounts, heard, packets, woken: ended.map(|how| (before, how)) })
     }
 }
 

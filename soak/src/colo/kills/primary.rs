@@ -1,6 +1,6 @@
 //! The primary in a process of its own.
 //!
-//! What its guest says goes to standard output, and only that. What the judge is told goes to standard error, a line
+//! What its guest says goes to standard output, and only that. Its packets go to the observer. What the judge is told goes to standard error, a line
 //! each; its orders come on standard input. When that ends the process ends, so that nothing outlives the soak.
 
 use std::io::Write;
@@ -10,13 +10,14 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use sterna::replica::machines::Ruling;
-use sterna::replica::{Claims, EpochGate, GateStatistics, MaySay, Primary};
+use sterna::replica::{Claims, EpochGate, GateStatistics, JoinedGate, MaySay, PacketGate, Primary};
 use sterna::{Address, AskCheckpoint, RunState, SourceVm};
 use sterna_arbiter::{Claim, Claimant, Generation, GuestName, Role, Spec};
 use sterna_guests::ProcessGuest;
 
 use super::account::{self, Account};
 use super::blow::{Kill, Planted, When};
+use super::packets;
 use crate::colo::play::until;
 use crate::colo::vm::{Callback, Deed, Plans, Troubled};
 use crate::colo::voice::Voice;
@@ -36,9 +37,9 @@ const PIECE: Duration = Duration::from_millis(100);
 /// # Errors
 /// Why it cannot take part.
 pub fn main(arguments: &[String]) -> Result<(), String> {
-    let [seed, number, again, address, arbiter, planted @ ..] = arguments else {
+    let [seed, number, again, address, arbiter, observer, planted @ ..] = arguments else {
         return Err(
-            "a primary needs a seed, a number, how often it was played, an address and an arbiter".into()
+            "a primary needs: seed, number, how often it was played, address, arbiter, observer".into()
         );
     };
     let parse = |text: &String| text.parse::<u64>().map_err(|_| format!("{text:?} is no number"));
@@ -62,12 +63,17 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     })?;
     let plans = Arc::<Plans>::default();
     let mut claims = claims(arbiter, Role::Primary)?;
-    let mut gate = Arc::clone(&voice.gate) as Arc<dyn EpochGate>;
+    let cards = Arc::new(PacketGate::new(1 << 20).map_err(|error| error.to_string())?);
+    packets::send(&guest, &cards, observer.parse().map_err(|error| format!("{observer:?}: {error}"))?)?;
+    let (mut console, mut cards) =
+        (Arc::clone(&voice.gate) as Arc<dyn EpochGate>, cards as Arc<dyn EpochGate>);
     match planted {
-        Some(Planted::ReleasesOnTaken) => gate = Arc::new(Leaky(gate)),
+        Some(Planted::ReleasesOnTaken) => console = Arc::new(Leaky(console)),
+        Some(Planted::SendsOnTaken) => cards = Arc::new(Leaky(cards)),
         Some(Planted::BelievesItWon) => claims = Arc::new(|| Ok(Ruling::Won)),
         None => {}
     }
+    let gate = Arc::new(JoinedGate::new(console, vec![cards]));
     let vm = Troubled::new(&guest, &plans) as Arc<dyn SourceVm>;
     let primary = kill.case.primary(vm, &address, gate, claims)?;
 

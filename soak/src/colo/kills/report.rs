@@ -22,6 +22,7 @@ pub struct Report {
     passed: u64,
     failed: u64,
     again: u64,
+    packets: usize,
     woken: u64,
     late: u64,
     first: Option<u64>,
@@ -75,6 +76,7 @@ impl Report {
         };
         self.passed += 1;
         self.again += killed.again;
+        self.packets += killed.packets;
         self.woken += u64::from(killed.late_bytes.is_some());
         self.late += u64::from(killed.late_bytes.is_some_and(|bytes| bytes > 0));
         self.first = Some(self.first.map_or(killed.checkpoint, |first| first.min(killed.checkpoint)));
@@ -88,10 +90,10 @@ impl fmt::Display for Report {
         for (what, count) in &self.what {
             writeln!(f, "{count:5}  {what}")?;
         }
-        let Self { passed, failed, again, woken, late, .. } = self;
+        let Self { passed, failed, again, packets, woken, late, .. } = self;
         writeln!(
             f,
-            "survivors from checkpoints {} to {}; {woken} primaries woke, {late} of them in the middle of a piece; \
+            "survivors from checkpoints {} to {}; {packets} packets heard; {woken} primaries woke, {late} of them in the middle of a piece; \
              {again} plays again, whose primary was alone before; {:.0} s{}",
             self.first.unwrap_or_default(),
             self.last,
