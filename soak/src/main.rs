@@ -5,6 +5,8 @@
 //! `soak --colo N [--seed S]`: N protections that are disturbed: network, VMM, operators, standby, arbiter.
 //! `soak --colo-long N [--seed S]`: one protection with N checkpoints, in which nothing may grow.
 //! `soak --colo-case NUMBER --seed S`: one of them again, as a failure names it.
+//! `soak --kills N [--planted FAULT] [--seed S]`: N protections whose primary, a process, is killed or frozen.
+//! `soak --kills-case NUMBER [--planted FAULT] --seed S`: one of them again, as a failure names it.
 //! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
 #![forbid(unsafe_code)]
@@ -15,9 +17,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use sterna_soak::colo::kills;
 use sterna_soak::{Blow, Case, Soak, Stop, child, colo, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER] [--planted FAULT] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -28,6 +31,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == child::ROLE) {
         return exit(child::main(rest).map(|()| ExitCode::SUCCESS));
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == kills::primary::ROLE) {
+        return exit(kills::primary::main(rest).map(|()| ExitCode::SUCCESS));
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -61,6 +67,8 @@ fn passed(all: bool) -> ExitCode {
 struct Wish {
     seed: u64,
     what: What,
+    /// A fault that is to be found.
+    planted: Option<kills::Planted>,
 }
 
 enum What {
@@ -73,6 +81,7 @@ enum What {
     Colo(u64),
     ColoCase(u64),
     ColoLong(u64),
+    Kills(std::ops::Range<u64>),
 }
 
 impl Wish {
@@ -82,8 +91,8 @@ impl Wish {
             text.parse::<u64>().map_err(|_| format!("`{text}` is no number"))
         };
         let environment = std::env::var("STERNA_SEED").ok().and_then(|seed| seed.parse().ok());
-        let mut wish =
-            Self { seed: environment.unwrap_or_else(|| fastrand::u64(..)), what: What::Cases(1000) };
+        let seed = environment.unwrap_or_else(|| fastrand::u64(..));
+        let mut wish = Self { seed, what: What::Cases(1000), planted: None };
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             match argument.as_str() {
@@ -94,6 +103,15 @@ impl Wish {
                 "--colo" => wish.what = What::Colo(number(rest.next())?),
                 "--colo-case" => wish.what = What::ColoCase(number(rest.next())?),
                 "--colo-long" => wish.what = What::ColoLong(number(rest.next())?),
+                "--kills" => wish.what = What::Kills(0..number(rest.next())?),
+                "--kills-case" => {
+                    let number = number(rest.next())?;
+                    wish.what = What::Kills(number..number + 1);
+                }
+                "--planted" => {
+                    let fault = rest.next().and_then(|label| kills::Planted::of_label(label));
+                    wish.planted = Some(fault.ok_or(USAGE)?);
+                }
                 "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
@@ -123,6 +141,14 @@ impl Wish {
                 let said = ended.as_ref().unwrap_or_else(|why| why);
                 println!("{said}");
                 return Ok(passed(ended.is_ok()));
+            }
+            What::Kills(numbers) => {
+                let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
+                let report = kills::many(&program, numbers, seed, self.planted, &interrupted, |why| {
+                    eprintln!("FAILED {why}");
+                });
+                println!("{report}");
+                return Ok(passed(report.is_good()));
             }
             What::Cases(count) => schedule(count, seed),
             What::Silence => silences(seed),

@@ -19,12 +19,23 @@ const CHECKPOINTS: u64 = 10_000;
 /// A test of the suite that plays fewer rounds there, and its rounds here.
 const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
-/// `cargo xtask soak [--colo] [--count N] [--seed S]`.
+/// What is played.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    All,
+    /// Protections that are disturbed.
+    Colo,
+    /// Protections whose primary is killed as a process.
+    Kills,
+}
+
+/// `cargo xtask soak [--colo | --kills] [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (mut count, mut seed) = (FULL, None);
-    let (arguments, colo_alone) = match arguments.split_first() {
-        Some((first, rest)) if first == "--colo" => (rest, true),
-        _ => (arguments, false),
+    let (arguments, kind) = match arguments.split_first() {
+        Some((first, rest)) if first == "--colo" => (rest, Kind::Colo),
+        Some((first, rest)) if first == "--kills" => (rest, Kind::Kills),
+        _ => (arguments, Kind::All),
     };
     for pair in arguments.chunks(2) {
         let [option, number] = pair else {
@@ -34,14 +45,24 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         match option.as_str() {
             "--count" => count = number,
             "--seed" => seed = Some(number),
-            _ => return Err(Failure::Usage("soak takes `--colo` first, `--count N` and `--seed S`".into())),
+            _ => {
+                return Err(Failure::Usage(
+                    "soak takes `--colo` or `--kills` first, `--count N` and `--seed S`".into(),
+                ));
+            }
         }
     }
     let mut parts = Parts::default();
-    let protections = if colo_alone { count } else { PROTECTIONS };
+    let protections = if kind == Kind::All { PROTECTIONS } else { count };
+    if kind != Kind::Colo {
+        parts.part("kills", || play(&["--kills".to_owned(), protections.to_string()], seed));
+    }
+    if kind == Kind::Kills {
+        return parts.finish();
+    }
     parts.part("protections", || play(&["--colo".to_owned(), protections.to_string()], seed));
     parts.part("long protection", || play(&["--colo-long".to_owned(), CHECKPOINTS.to_string()], seed));
-    if colo_alone {
+    if kind == Kind::Colo {
         return parts.finish();
     }
     parts.part("soak", || play(&["--count".to_owned(), count.to_string()], seed));

@@ -8,10 +8,12 @@
 mod arbiter;
 mod case;
 mod judge;
+pub mod kills;
 mod long;
 mod next;
 mod play;
 mod sampler;
+mod sides;
 mod trouble;
 mod vm;
 mod voice;

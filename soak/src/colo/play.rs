@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna::SourceVm;
 use sterna::replica::machines::{primary, standby};
-use sterna::replica::{
-    ContactRules, EpochGate, Guardians, Primary, PrimaryOptions, Protection, Secret, Standby, StandbyContact,
-    StandbyOptions, VmSurvivor,
-};
+use sterna::replica::{EpochGate, Primary, Standby, StandbyContact, VmSurvivor};
 use sterna_guests::ProcessGuest;
 
 use super::LONGEST;
@@ -24,6 +21,9 @@ use super::wire::{Awaited, Wire};
 
 /// How long a protection that the trouble did not end lives on.
 const AFTERWARDS: Duration = Duration::from_millis(150);
+
+/// How long a pause lasts longer in which the trouble comes.
+const MOMENT: Duration = Duration::from_millis(3);
 
 /// What the survivor says again, and how far it had come then.
 #[derive(Debug, Clone, Default)]
@@ -78,11 +78,10 @@ impl Case {
         here: &Arc<ProcessGuest>,
         there: &Arc<ProcessGuest>,
     ) -> Result<Play, String> {
-        let (params, capabilities) = self.settings();
         let (arbiter, plans) = (Arc::<Arbiter>::default(), Arc::<Plans>::default());
         let (tell, moment) = channel();
         if let Moment::InPause(number) = self.moment {
-            plans.add(Callback::Save, number, Deed::Tell(tell.clone()));
+            plans.add(Callback::Save, number, Deed::Tell(tell.clone(), MOMENT));
         }
         if let Trouble::Fails(callback, calls, panics) = self.trouble {
             plans.add(callback, calls, if panics { Deed::Panic } else { Deed::Fail });
@@ -102,48 +101,14 @@ impl Case {
                     gate.say_again(position, bytes);
                 }
             });
-        let secret = || Secret::from_bytes([5; 32]);
-        let claims = arbiter.claims(Side::Standby);
-        let rules = ContactRules {
-            secret: secret(),
-            is_required: true,
-            claims: Arc::new(move |_| Arc::clone(&claims)),
-            fence: Arc::new(|_| Err("a guest of this process stops by itself".to_owned())),
-        };
-        let at = "tcp:127.0.0.1:0".parse().map_err(|error| format!("an address: {error}"))?;
-        let options = StandbyOptions { insecure: true, ..StandbyOptions::default() };
-        let standby = Standby::protect(
-            &at,
-            &options,
-            params.clone(),
-            capabilities,
-            Arc::new(()),
-            Arc::new(survivor),
-            Some(rules),
-        )
-        .map_err(|error| error.to_string())?;
+        let standby = self.standby(survivor, arbiter.claims(Side::Standby))?;
         let wire = Wire::new(&standby.address())?;
         if let Moment::Piece(line, way, pieces) = self.moment {
             wire.await_piece(Awaited { line, way, pieces, tell });
         }
-        let options = PrimaryOptions {
-            checkpoint_mode: self.mode,
-            checkpoint_delay: self.delay,
-            checkpoints_in_flight: self.in_flight,
-            checkpoint_copy: self.copy,
-            terms: self.terms,
-            buffer_bytes: self.buffer_bytes,
-        };
-        let guardians = Guardians {
-            protection: Protection { id: [7; 16], generation: 1 },
-            secret: secret(),
-            claims: arbiter.claims(Side::Primary),
-            gate: Arc::clone(&here_says.gate) as Arc<dyn EpochGate>,
-        };
         let vm = Troubled::new(here, &plans) as Arc<dyn SourceVm>;
-        let at = wire.address();
-        let primary = Primary::protect(vm, &at, &options, guardians, params, capabilities, Arc::new(()))
-            .map_err(|error| error.to_string())?;
+        let gate = Arc::clone(&here_says.gate) as Arc<dyn EpochGate>;
+        let primary = self.primary(vm, &wire.address(), gate, arbiter.claims(Side::Primary))?;
         let sampler = Sampler::new(here, there);
         let (here, there, standby) = (Arc::clone(here), Arc::clone(there), Some(standby));
         Ok(Play {

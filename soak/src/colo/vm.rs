@@ -29,8 +29,8 @@ pub(super) enum Callback {
 pub(super) enum Deed {
     Fail,
     Panic,
-    /// Somebody is told, and gets a moment.
-    Tell(Sender<()>),
+    /// Somebody is told, and gets so much time.
+    Tell(Sender<()>, Duration),
 }
 
 /// Which call, counted from now on, and what becomes of it.
@@ -64,9 +64,9 @@ impl Plans {
         });
         for deed in due {
             match deed {
-                Deed::Tell(tell) => {
+                Deed::Tell(tell, time) => {
                     let _ = tell.send(());
-                    std::thread::sleep(Duration::from_millis(3));
+                    std::thread::sleep(time);
                 }
                 Deed::Fail => return Err(VmError::new(format!("{callback:?}"), "planned")),
                 #[expect(clippy::panic, reason = "a callback that panics is what the case is about")]

@@ -22,11 +22,7 @@ pub(super) struct Voice {
 impl Voice {
     /// `slow`: whoever hears it takes time for each piece.
     pub(super) fn new(guest: &Arc<ProcessGuest>, slow: Duration) -> Result<Self, String> {
-        let (heard, said, ends) = (
-            Arc::<Mutex<Vec<u8>>>::default(),
-            Arc::<Mutex<Vec<u8>>>::default(),
-            Arc::<AtomicBool>::default(),
-        );
+        let heard = Arc::<Mutex<Vec<u8>>>::default();
         let hears = Arc::clone(&heard);
         let write = move |bytes: &[u8]| {
             if !slow.is_zero() {
@@ -34,6 +30,17 @@ impl Voice {
             }
             hears.lock().extend_from_slice(bytes);
         };
+        let mut voice = Self::writing(guest, write)?;
+        voice.heard = heard;
+        Ok(voice)
+    }
+
+    /// Whoever hears it is elsewhere.
+    pub(super) fn writing(
+        guest: &Arc<ProcessGuest>,
+        write: impl FnMut(&[u8]) + Send + 'static,
+    ) -> Result<Self, String> {
+        let (said, ends) = (Arc::<Mutex<Vec<u8>>>::default(), Arc::<AtomicBool>::default());
         let gate = Arc::new(ByteGate::new(1 << 20, write).map_err(|error| error.to_string())?);
         let thread = std::thread::spawn({
             let (guest, gate) = (Arc::clone(guest), Arc::clone(&gate));
@@ -49,7 +56,7 @@ impl Voice {
                 }
             }
         });
-        Ok(Self { gate, heard, said, ends, thread: Some(thread) })
+        Ok(Self { gate, heard: Arc::default(), said, ends, thread: Some(thread) })
     }
 
     /// It says nothing any more.
