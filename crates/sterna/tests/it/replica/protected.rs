@@ -452,17 +452,19 @@ fn without_tls_a_standby_that_others_reach_demands_a_secret() {
             claims: Arc::new(|_| Arc::new(|| Err("nobody asks".to_owned())) as Arc<dyn Claims>),
             fence: Arc::new(|_| Ok(())),
         };
-        let at: Address = "tcp:0.0.0.0:0".parse().unwrap();
+        // Of no host: what is allowed fails to listen.
+        let at: Address = "tcp:192.0.2.1:0".parse().unwrap();
         let (params, capabilities) = settings(0);
         let directory = tempfile::tempdir().unwrap();
         let survivor = Arc::new(ImageSurvivor::new(plan(&directory)));
         let observer = Arc::<World>::default();
         Standby::protect(&at, &options(), params, capabilities, observer, survivor, Some(rules)).err()
     };
-    assert!(listen([5; 32], true).is_none());
-    for refused in [listen([0; 32], true), listen([5; 32], false)] {
-        let why = refused.expect("anybody could bring a guest").to_string();
-        assert!(why.contains("--secret"), "{why}");
+    for (secret, is_required) in [([5; 32], true), ([0; 32], true), ([5; 32], false)] {
+        let why = listen(secret, is_required).expect("nothing listens there").to_string();
+        let is_allowed = secret == [5; 32] && is_required;
+        assert_eq!(why.contains("--secret"), !is_allowed, "{why}");
+        assert_eq!(why.contains("192.0.2.1"), is_allowed, "{why}");
     }
 }
 
