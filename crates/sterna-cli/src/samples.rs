@@ -84,6 +84,7 @@ pub fn engine_statistics() -> Statistics {
         rdma: None,
         reconnections: Vec::new(),
         disconnected: None,
+        postcopy: None,
     }
 }
 

@@ -2,11 +2,18 @@
 //!
 //! Sync, scan and writing are timed separately, so bandwidth is bytes over the time in which bytes moved.
 
+mod histogram;
+mod postcopy;
+mod series;
+
 use std::time::Duration;
 
 use crate::events::{Status, SwitchoverStep};
 use crate::throttle::DirtyLimitTimes;
 use crate::time_forms::{list, optional, time};
+pub(crate) use histogram::Histogram;
+pub use postcopy::{FaultSeries, Latencies, PostcopyChannel, PostcopyStatistics};
+pub(crate) use series::Series;
 
 /// A migration's statistics at one instant. All byte counts are totals since it began.
 ///
@@ -102,6 +109,9 @@ pub struct Statistics {
     /// Since when the connection is lost that is being made anew; `None` while there is one.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "optional")]
     pub disconnected: Option<Duration>,
+    /// Of a guest that went on at the destination before its pages were there. Left out of JSON otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postcopy: Option<PostcopyStatistics>,
 }
 
 /// A connection that was lost and made anew.
@@ -323,6 +333,15 @@ pub struct IncomingPostcopy {
     pub requests: u64,
     /// How long was waited; `None` unless `postcopy-blocktime` is on.
     pub times: Option<PostcopyTimes>,
+    /// The same requests over time, from when pages could be waited for first.
+    #[serde(default)]
+    pub faults: FaultSeries,
+    /// When the guest was started, from then on.
+    #[serde(default, deserialize_with = "optional")]
+    pub started: Option<Duration>,
+    /// When the last page came, from then on; `None` while some are missing.
+    #[serde(default, deserialize_with = "optional")]
+    pub complete: Option<Duration>,
 }
 
 /// How long pages were waited for that had to come from the source.
@@ -341,11 +360,13 @@ pub struct PostcopyTimes {
     pub non_vcpu_latency: Duration,
     /// How many waits lasted from 2^N to 2^(N+1) microseconds.
     pub latency_buckets: Vec<u64>,
+    /// The same waits in finer buckets.
+    pub latencies: Latencies,
 }
 
 impl PostcopyTimes {
     /// The longest waits have the last bucket: over half an hour.
-    pub const BUCKETS: usize = 32;
+    pub const BUCKETS: usize = histogram::POWERS;
 }
 
 impl LaneTimes {

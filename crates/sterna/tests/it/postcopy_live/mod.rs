@@ -7,6 +7,7 @@ mod liars;
 mod pausing;
 mod peer;
 mod recovery;
+mod report;
 mod source;
 
 use std::sync::Arc;
