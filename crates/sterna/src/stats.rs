@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::events::{Status, SwitchoverStep};
 use crate::throttle::DirtyLimitTimes;
-use crate::time_forms::{list, optional, time};
+use crate::time_forms::{list, optional, time, times};
 pub(crate) use histogram::Histogram;
 pub use postcopy::{FaultSeries, Latencies, PostcopyChannel, PostcopyStatistics};
 pub(crate) use series::Series;
@@ -349,14 +349,19 @@ pub struct IncomingPostcopy {
 #[serde(default)]
 pub struct PostcopyTimes {
     /// For how long all vCPUs waited at once.
+    #[serde(deserialize_with = "time")]
     pub blocktime: Duration,
     /// For how long each vCPU waited. Empty where the VMM does not name its vCPUs' threads.
+    #[serde(deserialize_with = "times")]
     pub vcpu_blocktime: Vec<Duration>,
     /// How long a page was waited for, on average.
+    #[serde(deserialize_with = "time")]
     pub latency: Duration,
     /// The same for each vCPU.
+    #[serde(deserialize_with = "times")]
     pub vcpu_latency: Vec<Duration>,
     /// The same for all threads that are no vCPUs.
+    #[serde(deserialize_with = "time")]
     pub non_vcpu_latency: Duration,
     /// How many waits lasted from 2^N to 2^(N+1) microseconds.
     pub latency_buckets: Vec<u64>,
