@@ -4,6 +4,7 @@
 
 mod histogram;
 mod postcopy;
+mod reconnection;
 mod series;
 
 use std::time::Duration;
@@ -12,7 +13,10 @@ use crate::events::{Status, SwitchoverStep};
 use crate::throttle::DirtyLimitTimes;
 use crate::time_forms::{list, optional, time, times};
 pub(crate) use histogram::Histogram;
-pub use postcopy::{FaultSeries, Latencies, PostcopyChannel, PostcopyStatistics};
+pub use histogram::Latencies;
+pub use postcopy::{PostcopyChannel, PostcopyStatistics};
+pub use reconnection::Reconnection;
+pub use series::FaultSeries;
 pub(crate) use series::Series;
 
 /// A migration's statistics at one instant. All byte counts are totals since it began.
@@ -112,25 +116,6 @@ pub struct Statistics {
     /// Of a guest that went on at the destination before its pages were there. Left out of JSON otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postcopy: Option<PostcopyStatistics>,
-}
-
-/// A connection that was lost and made anew.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
-pub struct Reconnection {
-    /// When it was lost, since the migration began.
-    #[serde(deserialize_with = "time")]
-    pub at: Duration,
-    /// How long there was none.
-    #[serde(deserialize_with = "time")]
-    pub took: Duration,
-    /// How long the guest stood, if that was in a switchover.
-    #[serde(deserialize_with = "optional")]
-    pub stood: Option<Duration>,
-    /// Bytes of pages that were sent before and were sent again, because they had not arrived.
-    pub resent_bytes: u64,
-    /// How it was lost.
-    pub why: String,
 }
 
 fn is_zero(count: &u64) -> bool {

@@ -3,7 +3,30 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::Latencies;
+use crate::time_forms::{list, time};
+
+/// How long something took that happened often.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Latencies {
+    /// How often it happened.
+    pub count: u64,
+    /// On average.
+    #[serde(deserialize_with = "time")]
+    pub average: Duration,
+    /// Half of them took no longer. At most an eighth too long, as all that comes from `buckets`.
+    #[serde(deserialize_with = "time")]
+    pub p50: Duration,
+    /// 99 of 100 took no longer.
+    #[serde(deserialize_with = "time")]
+    pub p99: Duration,
+    /// The longest.
+    #[serde(deserialize_with = "time")]
+    pub longest: Duration,
+    /// How many there were, and how long they took at most; buckets without any are left out.
+    #[serde(deserialize_with = "list")]
+    pub buckets: Vec<(u64, Duration)>,
+}
 
 /// Parts of each power of two: a bucket's bounds differ by an eighth at most.
 const PARTS_BITS: u32 = 3;

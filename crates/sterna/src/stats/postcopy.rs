@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use super::Reconnection;
-use crate::time_forms::{list, optional, time};
+use super::histogram::Latencies;
+use super::reconnection::Reconnection;
+use super::series::FaultSeries;
+use crate::time_forms::{optional, time};
 
 /// What the source of a postcopy did.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -47,41 +49,4 @@ pub struct PostcopyChannel {
     pub requested_pages: u64,
     /// Bytes that these took.
     pub sent_bytes: u64,
-}
-
-/// Page faults over time. The number of parts is bounded: as time goes on, they become longer.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
-pub struct FaultSeries {
-    /// When the first part began. At a source since the migration began; at a destination 0.
-    #[serde(deserialize_with = "time")]
-    pub began: Duration,
-    /// How long each part is.
-    #[serde(deserialize_with = "time")]
-    pub part: Duration,
-    /// Page faults in each part, up to the last in which there was one.
-    pub counts: Vec<u64>,
-}
-
-/// How long something took that happened often.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
-pub struct Latencies {
-    /// How often it happened.
-    pub count: u64,
-    /// On average.
-    #[serde(deserialize_with = "time")]
-    pub average: Duration,
-    /// Half of them took no longer. At most an eighth too long, as all that comes from `buckets`.
-    #[serde(deserialize_with = "time")]
-    pub p50: Duration,
-    /// 99 of 100 took no longer.
-    #[serde(deserialize_with = "time")]
-    pub p99: Duration,
-    /// The longest.
-    #[serde(deserialize_with = "time")]
-    pub longest: Duration,
-    /// How many there were, and how long they took at most; buckets without any are left out.
-    #[serde(deserialize_with = "list")]
-    pub buckets: Vec<(u64, Duration)>,
 }

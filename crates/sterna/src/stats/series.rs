@@ -2,7 +2,21 @@
 
 use std::time::Duration;
 
-use super::FaultSeries;
+use crate::time_forms::time;
+
+/// Page faults over time. The number of parts is bounded: as time goes on, they become longer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct FaultSeries {
+    /// When the first part began. At a source since the migration began; at a destination 0.
+    #[serde(deserialize_with = "time")]
+    pub began: Duration,
+    /// How long each part is.
+    #[serde(deserialize_with = "time")]
+    pub part: Duration,
+    /// Page faults in each part, up to the last in which there was one.
+    pub counts: Vec<u64>,
+}
 
 /// Parts of the time that are counted apart.
 const PARTS: usize = 64;
