@@ -1,6 +1,7 @@
 //! A guest that goes on at its destination before its pages are there.
 
 mod destination;
+mod forecast;
 mod lanes;
 mod lanes_peer;
 mod liars;
