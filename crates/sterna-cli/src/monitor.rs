@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use sterna::Statistics;
+use sterna::stats::IncomingPostcopy;
 pub use sterna_qmp::drive::Progress;
 use sterna_qmp::drive::{ANSWER_LIMIT, DriveError, Settings, Vm};
 use sterna_qmp::{ClientError, Endpoint};
@@ -99,6 +100,15 @@ impl Monitor {
         serde_json::from_value(outgoing).map(Some).map_err(|error| {
             Stop::failed(format!("{} sent statistics that cannot be read: {error}", self.endpoint))
         })
+    }
+
+    /// What a Sterna knows of a guest that went on there before its pages were there. None from others.
+    pub fn arrival(&mut self) -> Option<IncomingPostcopy> {
+        if !self.is_sterna() {
+            return None;
+        }
+        let mut answer = self.execute("x-sterna-migration-statistics", Value::Null).ok()?;
+        serde_json::from_value(answer["incoming"]["postcopy"].take()).ok()
     }
 
     /// What the precopy policy of the migration away from there was told, as JSON in one line; none from QEMU, from an

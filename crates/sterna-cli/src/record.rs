@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sterna::Statistics;
+use sterna::stats::IncomingPostcopy;
 use tempfile::NamedTempFile;
 
 use crate::exit::Stop;
@@ -44,6 +45,9 @@ pub struct Record {
     /// The engine's figures.
     #[serde(serialize_with = "crate::seconds::serialize")]
     pub statistics: Statistics,
+    /// What the destination saw of a guest that went on there before its pages were there, where its monitor was given.
+    #[serde(default, skip_serializing_if = "Option::is_none", serialize_with = "crate::seconds::serialize")]
+    pub arrival: Option<IncomingPostcopy>,
     /// What the precopy policy was told, for `sterna::Recording::replay`: JSON in a string, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precopy: Option<String>,
@@ -112,6 +116,7 @@ impl Record {
             machine: None,
             forecast: None,
             statistics,
+            arrival: None,
             precopy: None,
             guest: None,
             check: None,
@@ -239,6 +244,20 @@ mod tests {
 
         assert!(text.contains("\"destination_pinned_bytes\": 1073741824"), "{text}");
         assert!(!samples::record().to_json().contains("rdma"));
+        assert_eq!(Record::from_json(&text), Ok(record));
+    }
+
+    #[test]
+    fn record_of_a_postcopy_is_read_again_and_has_times_in_seconds() {
+        let record = samples::record_of_postcopy();
+
+        let text = record.to_json();
+
+        for words in ["\"p99\": 0.0009", "\"at\": 3.2", "\"vcpu_blocktime\": [\n", "\"part\": 0.01"] {
+            assert!(text.contains(words), "{words} is not in {text}");
+        }
+        assert!(!text.contains("nanos"), "{text}");
+        assert!(!samples::record().to_json().contains("arrival"));
         assert_eq!(Record::from_json(&text), Ok(record));
     }
 

@@ -5,6 +5,10 @@ use std::time::Duration;
 use crate::plan::Plan;
 use crate::record::{Check, Cpu, Guest, Record};
 use sterna::forecast::{DirtyModel, Fixed, Inputs, Point, PostcopyInputs};
+use sterna::stats::{
+    FaultSeries, IncomingPostcopy, Latencies, PostcopyChannel, PostcopyStatistics, PostcopyTimes,
+    Reconnection,
+};
 use sterna::{LaneTimes, RdmaStatistics, Round, Sample, Statistics, Status, SwitchoverStep, SyncParts};
 
 /// A migration of 4 GiB in three rounds and a switchover of 48 ms.
@@ -84,7 +88,70 @@ pub fn engine_statistics() -> Statistics {
         rdma: None,
         reconnections: Vec::new(),
         disconnected: None,
+        postcopy: None,
     }
+}
+
+/// What the source of a postcopy did that was paused twice.
+pub fn record_of_postcopy() -> Record {
+    let (ms, us) = (Duration::from_millis, Duration::from_micros);
+    let channel = |name: &str, background_pages, requested_pages| PostcopyChannel {
+        name: name.into(),
+        background_pages,
+        requested_pages,
+        sent_bytes: (background_pages + requested_pages) * 4108,
+    };
+    let pause = |at, took| Reconnection {
+        at: ms(at),
+        took: ms(took),
+        resent_bytes: 512 << 10,
+        why: "cut".into(),
+        ..Reconnection::default()
+    };
+    let latencies = |p50, p99| Latencies {
+        count: 1_200,
+        average: us(p50 + 10),
+        p50: us(p50),
+        p99: us(p99),
+        longest: us(p99 + 100),
+        buckets: vec![(1_100, us(p50)), (100, us(p99 + 100))],
+    };
+    let postcopy = PostcopyStatistics {
+        at: ms(3200),
+        all_sent: Some(ms(5700)),
+        missing_bytes: 512 << 20,
+        faults: FaultSeries { began: ms(3190), part: ms(10), counts: vec![700, 400, 0, 100] },
+        answers: latencies(120, 900),
+        channels: vec![channel("preempt", 0, 1_200), channel("multifd 0", 129_872, 0)],
+        recoveries: 2,
+        paused_time: ms(3000),
+        pauses: vec![pause(3400, 1000), pause(4500, 2000)],
+        paused: None,
+    };
+    let times = PostcopyTimes {
+        blocktime: ms(40),
+        vcpu_blocktime: vec![ms(90), ms(70)],
+        latency: us(410),
+        vcpu_latency: vec![us(410), us(411)],
+        non_vcpu_latency: us(300),
+        latency_buckets: vec![0, 1_200],
+        latencies: latencies(400, 2_000),
+    };
+    let arrival = IncomingPostcopy {
+        missing_pages: 0,
+        requests: 1_200,
+        times: Some(times),
+        faults: FaultSeries { began: Duration::ZERO, part: ms(10), counts: vec![700, 400, 0, 100] },
+        started: Some(ms(4)),
+        complete: Some(ms(2504)),
+    };
+    let statistics = Statistics {
+        postcopy_requests: 1_200,
+        total_time: ms(5702),
+        postcopy: Some(postcopy),
+        ..engine_statistics()
+    };
+    Record { arrival: Some(arrival), forecast: None, statistics, ..record() }
 }
 
 /// What RDMA did, had it been used.

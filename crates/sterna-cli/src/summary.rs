@@ -1,5 +1,7 @@
 //! The closing table: one migration in a dozen lines.
 
+mod postcopy;
+
 use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -62,6 +64,9 @@ pub fn rows(record: &Record) -> Vec<(String, String)> {
     row("channels", statistics.channels.to_string());
     if !statistics.reconnections.is_empty() {
         row("reconnections", reconnections(statistics));
+    }
+    for (name, value) in postcopy::rows(record) {
+        row(name, value);
     }
     if let Some(rdma) = &statistics.rdma {
         row("RDMA", of_rdma(rdma));

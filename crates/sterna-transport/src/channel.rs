@@ -11,6 +11,7 @@ pub use descriptors::PeerCredentials;
 pub use piece::Piece;
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -374,6 +375,12 @@ impl Channel {
     /// Bytes that the kernel has taken from writes so far.
     pub fn bytes_written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
+    }
+
+    /// The host at the other end of a TCP connection. `None` of every other connection.
+    pub fn peer_host(&self) -> Option<IpAddr> {
+        let peer = rustix::net::getpeername(self.socket()?).ok()??;
+        Some(SocketAddr::try_from(peer).ok()?.ip().to_canonical())
     }
 
     /// Who is at the other end, for messages.

@@ -73,8 +73,8 @@ pub enum SettingsError {
     ImageOverRdma,
     /// A standby that anybody can reach.
     #[error(
-        "anybody who reaches this address could give the standby another guest: use TLS with a client's certificate, a \
-         Unix socket, or on loopback alone say that it may be insecure"
+        "anybody who reaches this address could give the standby another guest: use TLS with a client's certificate \
+         (--tls-dir), a common secret (--secret) or a Unix socket; on loopback --insecure will do"
     )]
     OpenStandby,
     /// A standby at an address that brings no checkpoints.

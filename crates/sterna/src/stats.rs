@@ -2,11 +2,22 @@
 //!
 //! Sync, scan and writing are timed separately, so bandwidth is bytes over the time in which bytes moved.
 
+mod histogram;
+mod postcopy;
+mod reconnection;
+mod series;
+
 use std::time::Duration;
 
 use crate::events::{Status, SwitchoverStep};
 use crate::throttle::DirtyLimitTimes;
-use crate::time_forms::{list, optional, time};
+use crate::time_forms::{list, optional, time, times};
+pub(crate) use histogram::Histogram;
+pub use histogram::Latencies;
+pub use postcopy::{PostcopyChannel, PostcopyStatistics};
+pub use reconnection::Reconnection;
+pub use series::FaultSeries;
+pub(crate) use series::Series;
 
 /// A migration's statistics at one instant. All byte counts are totals since it began.
 ///
@@ -102,25 +113,9 @@ pub struct Statistics {
     /// Since when the connection is lost that is being made anew; `None` while there is one.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "optional")]
     pub disconnected: Option<Duration>,
-}
-
-/// A connection that was lost and made anew.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
-pub struct Reconnection {
-    /// When it was lost, since the migration began.
-    #[serde(deserialize_with = "time")]
-    pub at: Duration,
-    /// How long there was none.
-    #[serde(deserialize_with = "time")]
-    pub took: Duration,
-    /// How long the guest stood, if that was in a switchover.
-    #[serde(deserialize_with = "optional")]
-    pub stood: Option<Duration>,
-    /// Bytes of pages that were sent before and were sent again, because they had not arrived.
-    pub resent_bytes: u64,
-    /// How it was lost.
-    pub why: String,
+    /// Of a guest that went on at the destination before its pages were there. Left out of JSON otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postcopy: Option<PostcopyStatistics>,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -323,6 +318,15 @@ pub struct IncomingPostcopy {
     pub requests: u64,
     /// How long was waited; `None` unless `postcopy-blocktime` is on.
     pub times: Option<PostcopyTimes>,
+    /// The same requests over time, from when pages could be waited for first.
+    #[serde(default)]
+    pub faults: FaultSeries,
+    /// When the guest was started, from then on.
+    #[serde(default, deserialize_with = "optional")]
+    pub started: Option<Duration>,
+    /// When the last page came, from then on; `None` while some are missing.
+    #[serde(default, deserialize_with = "optional")]
+    pub complete: Option<Duration>,
 }
 
 /// How long pages were waited for that had to come from the source.
@@ -330,22 +334,29 @@ pub struct IncomingPostcopy {
 #[serde(default)]
 pub struct PostcopyTimes {
     /// For how long all vCPUs waited at once.
+    #[serde(deserialize_with = "time")]
     pub blocktime: Duration,
     /// For how long each vCPU waited. Empty where the VMM does not name its vCPUs' threads.
+    #[serde(deserialize_with = "times")]
     pub vcpu_blocktime: Vec<Duration>,
     /// How long a page was waited for, on average.
+    #[serde(deserialize_with = "time")]
     pub latency: Duration,
     /// The same for each vCPU.
+    #[serde(deserialize_with = "times")]
     pub vcpu_latency: Vec<Duration>,
     /// The same for all threads that are no vCPUs.
+    #[serde(deserialize_with = "time")]
     pub non_vcpu_latency: Duration,
     /// How many waits lasted from 2^N to 2^(N+1) microseconds.
     pub latency_buckets: Vec<u64>,
+    /// The same waits in finer buckets.
+    pub latencies: Latencies,
 }
 
 impl PostcopyTimes {
     /// The longest waits have the last bucket: over half an hour.
-    pub const BUCKETS: usize = 32;
+    pub const BUCKETS: usize = histogram::POWERS;
 }
 
 impl LaneTimes {

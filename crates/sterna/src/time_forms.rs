@@ -33,6 +33,11 @@ pub(crate) fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Dura
     Option::<Either>::deserialize(from)?.map(Either::duration).transpose()
 }
 
+/// Some.
+pub(crate) fn times<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Duration>, D::Error> {
+    Vec::<Either>::deserialize(from)?.into_iter().map(Either::duration).collect()
+}
+
 /// Some, each with what it is of.
 pub(crate) fn list<'de, D, T>(from: D) -> Result<Vec<(T, Duration)>, D::Error>
 where

@@ -189,7 +189,13 @@ pub fn drive(
     }
     source.set_parameters(&arguments.set)?;
     let mode = if arguments.same_host { Some(Mode::begin(source, &arguments.destination)?) } else { None };
-    let driven = drive_set_up(arguments, source, destination, needs, live, interrupts);
+    let other = destination.as_deref_mut();
+    let mut driven = drive_set_up(arguments, source, other, needs, live, interrupts);
+    if let Ok(record) = &mut driven
+        && record.statistics.postcopy.is_some()
+    {
+        record.arrival = destination.and_then(Monitor::arrival);
+    }
     if let Some(mode) = mode {
         let has_moved = driven.as_ref().is_ok_and(|record| record.statistics.status == Stage::Completed);
         mode.end(source, has_moved);

@@ -150,6 +150,14 @@ pub fn execute(arguments: &Arguments) -> Done {
             arguments.image.display()
         )));
     }
+    let directory = arguments.image.parent().filter(|directory| !directory.as_os_str().is_empty());
+    if let Some(directory) = directory.filter(|directory| !directory.is_dir()) {
+        return Err(Stop::usage(format!(
+            "{}: there is no directory {}: make it, or choose another name",
+            arguments.image.display(),
+            directory.display()
+        )));
+    }
     terminal::note_stale(&arguments.image);
     let (mut parameters, mut capabilities) = arguments.wire.engine(TlsEndpoint::Server)?;
     if let Some(channels) = arguments.channels {

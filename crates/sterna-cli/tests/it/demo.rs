@@ -55,13 +55,29 @@ fn demo_in_postcopy_arrives_whole_over_tls_too() {
     let certificates = certificates::good_directory();
     let tls = format!("--tls-dir={}", certificates.path().display());
     for more in [&["--channels=0"][..], &["--channels=2"], &["--channels=0", &tls]] {
-        let common =
-            ["--vcpus=4", "--rate=20000", "--warm-up=0.2", "--postcopy=0", "--set=max-bandwidth=40M"];
+        let common = [
+            "--vcpus=4",
+            "--rate=20000",
+            "--warm-up=0.2",
+            "--postcopy=0",
+            "--set=max-bandwidth=40M",
+            "--cap=postcopy-blocktime",
+        ];
         let output = demo(&[&common[..], more].concat()).output().unwrap();
 
         let record = record(&output);
         assert!(output.status.success(), "{more:?}: {record}");
         assert!(record["statistics"]["postcopy_bytes"].as_u64().unwrap() > 0, "{more:?}: {record}");
+        let (report, there) = (&record["statistics"]["postcopy"], &record["arrival"]);
+        assert!(report["all_sent"].as_f64() > report["at"].as_f64(), "{report}");
+        let sum = |series: &serde_json::Value| -> u64 {
+            series["counts"].as_array().unwrap().iter().filter_map(serde_json::Value::as_u64).sum()
+        };
+        assert_eq!(sum(&report["faults"]), sum(&there["faults"]), "{record}");
+        assert!(
+            there["complete"].as_f64() >= there["started"].as_f64() && there["times"].is_object(),
+            "{there}"
+        );
     }
 }
 

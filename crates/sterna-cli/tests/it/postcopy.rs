@@ -279,18 +279,29 @@ fn broken_connection_is_told_once_with_the_command_that_recovers_it() {
         assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&told));
         told.extend(&piece[..count]);
     }
-    pair.here.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
     let recovered = Command::new(env!("CARGO_BIN_EXE_sterna"))
         .args(["recover", &a, &format!("tcp:127.0.0.1:{port}")])
         .output()
         .unwrap();
     let theirs = pair.there.execute("query-migrate", json!({})).unwrap();
     assert!(recovered.status.success(), "{recovered:?}; the destination says {theirs}");
+    while !String::from_utf8_lossy(&told).contains("connected again in postcopy") {
+        let mut piece = [0; 256];
+        let count = from.read(&mut piece).unwrap();
+        assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&told));
+        told.extend(&piece[..count]);
+    }
+    pair.here.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
     let ended = migrate.wait_with_output().unwrap();
     from.read_to_end(&mut told).unwrap();
     let (told, shown) = (String::from_utf8_lossy(&told), String::from_utf8_lossy(&ended.stdout));
     assert!(ended.status.success(), "{told}\n{shown}");
     assert_eq!(told.matches(&said).count(), 1, "{told}");
+    assert_eq!(told.matches("connected again").count(), 1, "{told}");
+    let line = |name: &str| shown.lines().find(|line| line.trim().starts_with(name)).unwrap_or_default();
+    assert!(line("postcopy ").contains("switch after") && line("postcopy ").contains("missing"), "{shown}");
+    assert!(line("page faults").contains("(p50)"), "{shown}");
+    assert!(line("paused in postcopy").contains("once for"), "{shown}");
     assert!(told.contains("the guest runs at the destination"), "{told}");
     assert_eq!((status(&mut pair.here), status(&mut pair.there)), ("completed".into(), "completed".into()));
     // There is nothing left to recover, and the command says what there is.

@@ -41,3 +41,37 @@ fn first_line_of_json_says_where_it_listens_and_it_does() {
         }
     }
 }
+
+#[test]
+fn image_without_a_directory_and_an_open_address_are_refused_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let nowhere = directory.path().join("nowhere/image");
+    let refused = [
+        (
+            vec!["listen:tcp:127.0.0.1:0", "--insecure", "--image", nowhere.to_str().unwrap()],
+            "there is no directory",
+        ),
+        (vec!["listen:tcp:192.0.2.1:0", "--image", image.to_str().unwrap()], "--secret"),
+    ];
+    for (arguments, why) in refused {
+        let ended =
+            Command::new(env!("CARGO_BIN_EXE_sterna")).arg("standby").args(&arguments).output().unwrap();
+        assert!(!ended.status.success(), "{arguments:?}");
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn secret_alone_lets_a_standby_listen_beyond_loopback() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, [7; 32]).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    // Of no host, so it is tried and fails.
+    command.args(["standby", "listen:tcp:192.0.2.1:0", "--secret"]).arg(&secret);
+    let ended = command.arg("--image").arg(directory.path().join("image")).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(said.contains("192.0.2.1") && !said.contains("--secret"), "{said}");
+}

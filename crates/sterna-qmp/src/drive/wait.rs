@@ -87,6 +87,7 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
         let is_undecided = ["undecided", "postcopy-paused"].contains(&progress.status.as_str());
         let is_recovering = progress.status.starts_with("postcopy-recover");
         let is_paused = progress.status == "postcopy-paused";
+        let goes_on = progress.status == "postcopy-active";
         let waits_for_word = progress.status == "pre-switchover";
         trace.seen.push((trace.began.elapsed(), progress));
         if is_over {
@@ -105,6 +106,9 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
             && let Some(text) = watcher.when_paused()
         {
             watcher.note(&text);
+        }
+        if told_broken && goes_on {
+            watcher.note("connected again in postcopy; the pages that are missing follow");
         }
         // Attempts to recover are of the same break.
         told_broken = is_paused || (told_broken && is_recovering);

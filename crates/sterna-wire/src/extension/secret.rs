@@ -27,6 +27,11 @@ impl MigrationSecret {
         Self(bytes)
     }
 
+    /// Whether it is none: all bytes are zero.
+    pub fn is_none(&self) -> bool {
+        self.0 == [0; Self::BYTES]
+    }
+
     /// Authenticates `parts` for the purpose that `label` names. A MAC under one label is worth nothing under
     /// another, and the parts cannot be shifted against each other: lengths are part of what is authenticated.
     pub fn mac(&self, label: &str, parts: &[&[u8]]) -> MacBytes {

@@ -224,7 +224,7 @@ fn disk(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
 
 pub(super) fn main_channel(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
-    shared.target.admits_stream()?;
+    shared.target.admits_stream(channel)?;
     read_configuration(shared, greeting)?;
     shared.begin_waiting_for(channel);
     let others = || shared.greetings.has_others_than(channel);
@@ -267,6 +267,7 @@ fn read_configuration(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Mi
 
 pub(super) fn multifd(shared: &Shared, greeting: &Greeting<'_>) -> Result<(), Break> {
     let channel = greeting.channel;
+    shared.target.admits_stream(channel)?;
     let mut bytes = [0; InitialPacket::BYTES];
     greeting.read_exact(&mut bytes)?;
     let name = format!("multifd connection from {}", channel.peer());

@@ -79,8 +79,8 @@ pub(crate) trait Target: Send + Sync {
         );
         Err(MigrationError::PeerIncompatible { what })
     }
-    /// Whether a guest may come now. An error refuses the connection that would bring it, and nothing else.
-    fn admits_stream(&self) -> Result<(), MigrationError> {
+    /// Whether a guest may come now, over this connection. An error refuses the connection, and nothing else.
+    fn admits_stream(&self, _: &Channel) -> Result<(), MigrationError> {
         Ok(())
     }
     /// The UUID that multifd channels must state, zero for none; `None` takes any, the same on all.

@@ -364,11 +364,11 @@ impl MainStream {
         result
     }
 
-    /// Writes a PART of RAM with raw pages, out of guest RAM without a copy.
+    /// Writes a PART of RAM with raw pages, out of guest RAM without a copy. Gives the bytes that it took.
     pub(crate) fn ram_pages<'a>(
         &mut self,
         fill: impl FnOnce(&mut RamRecordWriter, &mut PagesPart<'a>) -> Result<(), MigrationError>,
-    ) -> Result<(), MigrationError> {
+    ) -> Result<u64, MigrationError> {
         let mut part = PagesPart::default();
         if !self.is_in_checkpoint {
             encode_section_part(self.ram_section, false, &mut part.bytes);
@@ -379,10 +379,11 @@ impl MainStream {
         }
         // In a checkpoint with differences: the standby holds all of the run already.
         if part.bytes.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let (parts, length) = part.parts();
-        self.write(&parts, length)
+        self.write(&parts, length)?;
+        Ok(length as u64)
     }
 
     /// The next record of a page names its block: a guest goes on at the destination before its pages are there.

@@ -96,12 +96,16 @@ impl Migration {
         let error = error.filter(|_| statistics.status() != Status::Completed);
         let streams = self.shared.streams.lock().as_ref().map(|streams| streams.statistics());
         let is_rdma = matches!(self.shared.to, Address::Rdma { .. });
+        let mut snapshot = statistics.snapshot(self.shared.counters.now(), error);
+        let since_start = |instant| statistics.since_start(instant);
+        snapshot.postcopy =
+            snapshot.postcopy.map(|postcopy| self.shared.postcopy.report(postcopy, since_start));
         Statistics {
             rdma: is_rdma.then(|| self.shared.rdma.now()),
             streams: streams.unwrap_or_default(),
             free_pages: self.shared.counters.free_pages(),
             postcopy_requests: self.shared.postcopy.requests(),
-            ..statistics.snapshot(self.shared.counters.now(), error)
+            ..snapshot
         }
     }
 

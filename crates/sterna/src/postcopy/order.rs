@@ -7,6 +7,7 @@ mod pages;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use sterna_ram::PageBitmap;
 use sterna_wire::received_pages::ReceivedPages;
@@ -48,8 +49,8 @@ pub(crate) struct PageOrder {
     sequence: Vec<usize>,
     /// Where the background goes on: an index into `sequence`, and a page.
     cursor: (usize, u64),
-    /// Requested runs, oldest first. A page of one may have been sent since.
-    queue: VecDeque<PageRun>,
+    /// Requested runs, oldest first, and when each was requested. A page of one may have been sent since.
+    queue: VecDeque<(PageRun, Duration)>,
     /// Requests came while the queue was full: their pages are in `Pages::requested` alone, none before this one (block,
     /// page).
     overflow: Option<(usize, u64)>,
@@ -124,6 +125,17 @@ impl PageOrder {
 
     /// Takes a request of the destination. Pages that were sent, or are requested already, cost nothing.
     pub(crate) fn request(&mut self, block: usize, start: u64, length: u64) -> Result<(), BadRequest> {
+        self.request_at(block, start, length, Duration::ZERO)
+    }
+
+    /// The same of one that came then.
+    pub(crate) fn request_at(
+        &mut self,
+        block: usize,
+        start: u64,
+        length: u64,
+        came: Duration,
+    ) -> Result<(), BadRequest> {
         let pages = &self.blocks[block];
         let block_bytes = pages.unsent.pages() << PAGE_SHIFT;
         if !(start | length).is_multiple_of(PAGE_SIZE as u64) {
@@ -140,7 +152,10 @@ impl PageOrder {
         while let Some(run) = pages.askable(self.lanes.is_some()).next_run(at, end, u64::MAX) {
             if pages.requested.set_range(run.first, run.count) > 0 {
                 match self.queue.len() < QUEUE {
-                    true => self.queue.push_back(PageRun { block, first: run.first, count: run.count }),
+                    true => {
+                        let run = PageRun { block, first: run.first, count: run.count };
+                        self.queue.push_back((run, came));
+                    }
                     false => {
                         let here = (block, run.first);
                         self.overflow = Some(self.overflow.map_or(here, |first| first.min(here)));
@@ -159,6 +174,11 @@ impl PageOrder {
 
     /// Takes up to `most` requested pages: a run that is to be sent now.
     pub(crate) fn take_requested(&mut self, most: u64) -> Option<PageRun> {
+        self.take_requested_at(most).map(|(run, _)| run)
+    }
+
+    /// The same, and when they were requested, if they are the last of their request and that is remembered.
+    pub(crate) fn take_requested_at(&mut self, most: u64) -> Option<(PageRun, Option<Duration>)> {
         let run = self.take_first_requested(most);
         self.drop_sent_requests();
         run
@@ -168,7 +188,7 @@ impl PageOrder {
     fn drop_sent_requests(&mut self) {
         let is_left =
             |block: usize, first, end| self.blocks[block].requested.next_run(first, end, 1).is_some();
-        while self.queue.front().is_some_and(|run| !is_left(run.block, run.first, run.end())) {
+        while self.queue.front().is_some_and(|(run, _)| !is_left(run.block, run.first, run.end())) {
             self.queue.pop_front();
         }
         if let Some((from, page)) = self.overflow {
@@ -180,27 +200,28 @@ impl PageOrder {
         }
     }
 
-    fn take_first_requested(&mut self, most: u64) -> Option<PageRun> {
+    fn take_first_requested(&mut self, most: u64) -> Option<(PageRun, Option<Duration>)> {
         let has_lanes = self.lanes.is_some();
-        while let Some(mut wanted) = self.queue.pop_front() {
+        while let Some((mut wanted, at)) = self.queue.pop_front() {
             let pages = &self.blocks[wanted.block];
             let Some(run) = pages.take_requested(wanted.first, wanted.end(), most, has_lanes) else {
                 continue;
             };
             let run = PageRun { block: wanted.block, first: run.first, count: run.count };
-            if run.end() < wanted.end() {
+            let is_last = run.end() == wanted.end();
+            if !is_last {
                 wanted.count = wanted.end() - run.end();
                 wanted.first = run.end();
-                self.queue.push_front(wanted);
+                self.queue.push_front((wanted, at));
             }
             self.note_near(run);
-            return Some(run);
+            return Some((run, is_last.then_some(at)));
         }
         let (from, mut at) = self.overflow?;
         for (block, pages) in self.blocks.iter().enumerate().skip(from) {
             if let Some(run) = pages.take_requested(at, u64::MAX, most, has_lanes) {
                 self.overflow = Some((block, run.end()));
-                return Some(PageRun { block, first: run.first, count: run.count });
+                return Some((PageRun { block, first: run.first, count: run.count }, None));
             }
             at = 0;
         }

@@ -1,5 +1,6 @@
 //! The contact at the standby's address, joined with what is held (`specs/replica.md §3`).
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -24,7 +25,7 @@ type FenceOf = dyn Fn(Protection) -> Result<(), String> + Send + Sync;
 /// Who may be in contact as a primary, and what decides when contact is lost.
 #[derive(Clone)]
 pub struct ContactRules {
-    /// What the primary has to know.
+    /// What the primary has to know; 32 zero bytes are none.
     pub secret: Secret,
     /// Whether a guest is refused that comes without a contact.
     pub is_required: bool,
@@ -51,6 +52,8 @@ struct Current {
     contact: StandbyContact,
     /// Which greeting began it.
     number: u64,
+    /// From which host it was.
+    host: Option<IpAddr>,
 }
 
 /// Everything that is held is gone with it, and the contact with that.
@@ -98,6 +101,11 @@ impl Contacts {
     /// For a standby that is in contact with nobody.
     pub(super) fn none() -> Self {
         Self::new(Arc::new(Nowhere), None)
+    }
+
+    /// Whether no guest comes without a primary that knows a secret.
+    pub(super) fn demand_a_secret(&self) -> bool {
+        self.rules.as_ref().is_some_and(|rules| rules.is_required && !rules.secret.is_none())
     }
 
     /// The standby listens.
@@ -158,7 +166,7 @@ impl Contacts {
             return refused(LATE);
         }
         // One that has not sent its guest yet may have died without a word: the newest is taken.
-        let before = current.replace(Current { contact, number });
+        let before = current.replace(Current { contact, number, host: channel.peer_host() });
         drop(current);
         if let Some(before) = before {
             tracing::warn!("a primary that had not sent its guest is displaced by another one");
@@ -174,7 +182,7 @@ impl Contacts {
     }
 
     /// Whether a guest may come now.
-    pub(super) fn check_stream(&self) -> Result<(), MigrationError> {
+    pub(super) fn check_contact(&self) -> Result<(), MigrationError> {
         let is_required = self.rules.as_ref().is_some_and(|rules| rules.is_required);
         drop(self.greeting.lock());
         let is_there = self.current().is_some_and(|contact| !contact.state().state.is_final());
@@ -184,6 +192,23 @@ impl Contacts {
             return Err(MigrationError::PeerIncompatible { what: what.to_owned() });
         }
         Ok(())
+    }
+
+    /// The same, over `channel`.
+    pub(super) fn check_stream(&self, channel: &Channel) -> Result<(), MigrationError> {
+        self.check_contact()?;
+        // Without TLS the address is all that ties them to each other.
+        let host = self.current.lock().as_ref().and_then(|current| current.host);
+        match (host, channel.peer_host()) {
+            (Some(contact), Some(guest)) if contact != guest && !channel.is_tls() => {
+                let peer = channel.peer();
+                let what = format!(
+                    "{peer}: a guest comes from {guest}, and its primary's contact from {contact}: without TLS both come from one host"
+                );
+                Err(MigrationError::PeerIncompatible { what })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Nobody is or was in contact who may have the guest.

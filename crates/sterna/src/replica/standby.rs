@@ -148,7 +148,7 @@ impl Standby {
         observer: Arc<dyn Observer>,
         contacts: Contacts,
     ) -> Result<Self, StartError> {
-        check(at, options, &params, &capabilities)?;
+        check(at, options, &params, &capabilities, contacts.demand_a_secret())?;
         // No guest is held here that would run.
         let capabilities = Capabilities { unmanaged: true, ..capabilities };
         let disks = Disks::new(contacts.survivor.disks(), options.disk_limit_bytes);
@@ -273,6 +273,7 @@ fn check(
     options: &StandbyOptions,
     params: &Parameters,
     capabilities: &Capabilities,
+    demands_secret: bool,
 ) -> Result<(), SettingsError> {
     if options.journal_limit_bytes < PAGE_SIZE as u64 {
         return Err(SettingsError::NoJournal);
@@ -282,8 +283,9 @@ fn check(
     }
     match at {
         Address::Rdma { .. } | Address::File { .. } => Err(SettingsError::NoStandbyThere),
-        Address::Tcp { host, .. } if params.tls.is_none() && !(options.insecure && is_loopback(host)) => {
-            Err(SettingsError::OpenStandby)
+        Address::Tcp { host, .. } => {
+            let is_open = params.tls.is_none() && !demands_secret && !(options.insecure && is_loopback(host));
+            if is_open { Err(SettingsError::OpenStandby) } else { Ok(()) }
         }
         _ => Ok(()),
     }

@@ -125,12 +125,12 @@ impl Target for StandbyTarget {
     }
 
     fn disk(&self, channel: &Arc<Channel>) -> Result<(), MigrationError> {
-        self.contacts.check_stream()?;
+        self.contacts.check_stream(channel)?;
         self.store.disks.serve(channel)
     }
 
-    fn admits_stream(&self) -> Result<(), MigrationError> {
-        self.contacts.check_stream()
+    fn admits_stream(&self, channel: &Channel) -> Result<(), MigrationError> {
+        self.contacts.check_stream(channel)
     }
 
     fn uuid(&self) -> Option<[u8; 16]> {
@@ -178,7 +178,7 @@ impl Target for StandbyTarget {
 
     fn ram_starts(&self, start: &RamStart<'_>) -> Result<RamStarted, MigrationError> {
         // It may have been lost since the first connection came.
-        self.contacts.check_stream()?;
+        self.contacts.check_contact()?;
         let total = start.table.total_bytes().filter(|total| *total <= RAM_BYTES);
         if total.is_none() {
             let what =

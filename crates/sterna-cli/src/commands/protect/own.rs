@@ -151,7 +151,8 @@ fn ended(arguments: &Arguments, outcome: &str, report: &Value) -> Done {
     let trouble = report["trouble"].as_str().unwrap_or("no reason is known");
     match outcome {
         "alone" => {
-            terminal::note("the guest is not protected any more and runs on here");
+            let why = report["trouble"].as_str().map_or_else(String::new, |trouble| format!(": {trouble}"));
+            terminal::note(&format!("the guest is not protected any more and runs on here{why}"));
             Ok(Status::Done)
         }
         "handed over" => {

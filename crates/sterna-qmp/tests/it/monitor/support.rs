@@ -360,6 +360,7 @@ impl Outgoing for FakeMigration {
             cpu_throttle_percent: 0,
             reconnections: self.reconnections.lock().unwrap().clone(),
             disconnected: *self.disconnected.lock().unwrap(),
+            postcopy: None,
             streams: Vec::new(),
             rdma: *self.rdma.lock().unwrap(),
             is_dirty_limited: false,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sterna_ram::missing_pages::Fault;
 
-use crate::stats::PostcopyTimes;
+use crate::stats::{Histogram, PostcopyTimes};
 
 /// A page: block and first page.
 type Place = (usize, u64);
@@ -27,8 +27,7 @@ struct Measured {
     all_since: Option<Instant>,
     /// For how long every vCPU has waited at once.
     all: Duration,
-    /// By powers of two of microseconds.
-    buckets: [u64; PostcopyTimes::BUCKETS],
+    waits: Histogram,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -94,7 +93,8 @@ impl Blocktime {
             vcpu_latency: vcpus().map(Waited::average).collect(),
             latency: vcpus().fold(measured.others, Waited::and).average(),
             non_vcpu_latency: measured.others.average(),
-            latency_buckets: measured.buckets.to_vec(),
+            latency_buckets: measured.waits.by_powers(),
+            latencies: measured.waits.snapshot(),
         }
     }
 }
@@ -105,8 +105,7 @@ impl Measured {
     }
 
     fn ended(&mut self, thread: u32, time: Duration) {
-        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
-        self.buckets[(micros.ilog2() as usize).min(PostcopyTimes::BUCKETS - 1)] += 1;
+        self.waits.add(time);
         match self.vcpus.iter_mut().find(|(vcpu, _)| *vcpu == thread) {
             Some((_, waited)) => waited.add(time),
             None => self.others.add(time),
@@ -143,6 +142,7 @@ mod tests {
         assert!(got.vcpu_blocktime[0] >= got.vcpu_blocktime[1] && got.vcpu_blocktime.len() == 2, "{got:?}");
         assert!(got.non_vcpu_latency >= Duration::from_millis(4), "{got:?}");
         assert_eq!(got.latency_buckets.iter().sum::<u64>(), 3);
+        assert_eq!((got.latency_buckets.len(), got.latencies.count), (PostcopyTimes::BUCKETS, 3));
         assert!(
             got.latency_buckets[..10].iter().all(|count| *count == 0),
             "none within a millisecond: {got:?}"

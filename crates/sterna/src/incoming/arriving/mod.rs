@@ -19,13 +19,14 @@ mod ways;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_transport::Channel;
 use sterna_wire::extension;
 use sterna_wire::main::MainDecoder;
 
-use crate::stats::IncomingPostcopy;
+use crate::stats::{IncomingPostcopy, Series};
 pub(super) use asking::Asking;
 pub(super) use order::Commands;
 pub(super) use pages::ArrivingPages;
@@ -52,7 +53,11 @@ pub(super) struct Postcopy {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Ends when no page is missing.
     fault_thread: Mutex<Option<JoinHandle<()>>>,
-    pub(super) requests: AtomicU64,
+    requests: AtomicU64,
+    /// The same over time.
+    faults: Mutex<Series>,
+    /// When the guest was started, or taken over paused.
+    started_at: OnceLock<Instant>,
 }
 
 /// How far the main channel was read when it was lost: another one goes on with the same stream.
@@ -146,6 +151,7 @@ impl Postcopy {
 
     /// The guest was started, or taken over paused. True: the source is to be told now.
     pub(super) fn has_started(&self) -> bool {
+        self.started_at.get_or_init(Instant::now);
         self.is_to_be_told(|started| started.is_so = true)
     }
 
@@ -188,12 +194,22 @@ impl Postcopy {
         }
     }
 
+    /// So many pages were asked for.
+    pub(super) fn has_asked(&self, count: u64) {
+        let Some(arriving) = self.arriving().filter(|_| count > 0) else { return };
+        self.requests.fetch_add(count, Ordering::Relaxed);
+        self.faults.lock().add(arriving.began().elapsed(), count);
+    }
+
     pub(super) fn statistics(&self) -> Option<IncomingPostcopy> {
         let arriving = self.arriving()?;
         Some(IncomingPostcopy {
             missing_pages: arriving.left(),
             requests: self.requests.load(Ordering::Relaxed),
             times: arriving.blocktime().map(blocktime::Blocktime::snapshot),
+            faults: self.faults.lock().snapshot(Duration::ZERO),
+            started: self.started_at.get().map(|at| at.saturating_duration_since(arriving.began())),
+            complete: arriving.complete().map(|at| at.saturating_duration_since(arriving.began())),
         })
     }
 }

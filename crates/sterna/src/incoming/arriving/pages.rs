@@ -1,8 +1,9 @@
 //! The pages that come while the guest runs: which are missing, and how each is placed once.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError};
@@ -39,6 +40,9 @@ pub(crate) struct ArrivingPages {
     /// What was asked for.
     requested: DirtyBitmaps,
     left: AtomicU64,
+    began: Instant,
+    /// When the last page was in place.
+    complete: OnceLock<Instant>,
     /// Huge pages of which some has come, by block and first page.
     half: Mutex<HashMap<(usize, u64), SharedHalf>>,
     most_half: usize,
@@ -83,8 +87,12 @@ impl ArrivingPages {
             }
         }
         kernel.register()?;
+        let left = lacking.count();
+        let began = Instant::now();
         Ok(Self {
-            left: AtomicU64::new(lacking.count()),
+            left: AtomicU64::new(left),
+            began,
+            complete: if left == 0 { OnceLock::from(began) } else { OnceLock::new() },
             kernel,
             lacking,
             arrived: DirtyBitmaps::new(ram),
@@ -106,6 +114,16 @@ impl ArrivingPages {
     /// Pages that are missing.
     pub(crate) fn left(&self) -> u64 {
         self.left.load(Ordering::Acquire)
+    }
+
+    /// When pages could be waited for first.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// When the last page was in place.
+    pub(crate) fn complete(&self) -> Option<Instant> {
+        self.complete.get().copied()
     }
 
     /// Waits for threads that touch a page that is not there.
@@ -327,7 +345,9 @@ impl ArrivingPages {
             return Err(MigrationError::Ram(what));
         }
         let cleared = self.lacking.block(block).clear_range(first, count);
-        self.left.fetch_sub(cleared, Ordering::AcqRel);
+        if self.left.fetch_sub(cleared, Ordering::AcqRel) == cleared {
+            self.complete.get_or_init(Instant::now);
+        }
         if let Some(blocktime) = &self.blocktime {
             blocktime.came(block, first, count);
         }

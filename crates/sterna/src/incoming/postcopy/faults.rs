@@ -1,7 +1,6 @@
 //! Asks the source for pages that somebody waits for.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use crate::error::MigrationError;
@@ -27,13 +26,14 @@ pub(super) fn spawn(
 fn answer(shared: &Shared, arriving: &ArrivingPages) -> Result<(), MigrationError> {
     let (mut faults, mut bytes) = (Vec::new(), Vec::new());
     while arriving.wait(&mut faults)? {
+        let mut asked = 0;
         // Held to the end, so that nothing of this can befall a connection that comes after a loss.
         let mut asking = shared.postcopy.asking.lock();
         for fault in faults.drain(..) {
             if arriving.wants(&fault)? && asking.is_open() {
                 let name = shared.layout()?.table.name(fault.block);
                 asking.encode((fault.block, name), (fault.first, fault.count), &mut bytes)?;
-                shared.postcopy.requests.fetch_add(1, Ordering::Relaxed);
+                asked += 1;
             }
         }
         // All that came at once in one write.
@@ -43,6 +43,8 @@ fn answer(shared: &Shared, arriving: &ArrivingPages) -> Result<(), MigrationErro
             }
             bytes.clear();
         }
+        // Counted when they are on their way: nobody waits for that.
+        shared.postcopy.has_asked(asked);
     }
     Ok(())
 }

@@ -187,10 +187,12 @@ pub(in crate::incoming) fn say_resumed(shared: &Shared) -> Result<(), MigrationE
     let mut bytes = Vec::new();
     ReturnMessage::ResumeAck(1).encode(&mut bytes).map_err(MigrationError::wire("return path"))?;
     let wanted = shared.postcopy.arriving().map_or_else(Vec::new, |arriving| arriving.wanted());
+    let asked = wanted.len() as u64;
     for (block, first, count) in wanted {
         let name = shared.layout()?.table.name(block);
         asking.encode((block, name), (first, count), &mut bytes)?;
-        shared.postcopy.requests.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
-    shared.write_main(&bytes)
+    shared.write_main(&bytes)?;
+    shared.postcopy.has_asked(asked);
+    Ok(())
 }

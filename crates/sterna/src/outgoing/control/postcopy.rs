@@ -230,6 +230,7 @@ impl Control {
             let mut statistics = shared.statistics.lock();
             let now = shared.counters.now();
             statistics.at_start.get_or_insert(now);
+            statistics.begin_postcopy();
             statistics.following_bytes = shared.postcopy.left_bytes();
             (statistics.round, statistics.next_round_bytes) = (None, 0);
         }
@@ -243,6 +244,7 @@ impl Control {
             self.send_background(&sender)?;
         }
         shared.postcopy.ends();
+        shared.statistics.lock().has_sent_all();
         shared.report(Fed::PagesSent);
         sender.close_preempt();
         main.with(|stream| {
@@ -273,7 +275,8 @@ impl Control {
             match next {
                 Background::Run(run) => {
                     limiter.take(run.count * PAGE_SIZE as u64);
-                    sender.send(run)?;
+                    let bytes = sender.send(run)?;
+                    shared.postcopy.work.sent_background(run.count, bytes);
                     if let Some(channel) = &main.channel {
                         shared.postcopy.pace.keep(0, channel);
                     }
@@ -314,6 +317,7 @@ impl Control {
             self.shared.note_error(explain(cause, &self.shared.params().limits));
         }
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
+        self.shared.statistics.lock().pause_postcopy(&why);
         let left = self.shared.postcopy.left_bytes() / PAGE_SIZE as u64;
         let text = format!(
             "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits there when \

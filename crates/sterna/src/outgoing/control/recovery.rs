@@ -57,8 +57,10 @@ impl Control {
             main.commands(&[Command::ReceivedBitmap(block.name().to_owned())])?;
         }
         let received = self.waits.until(|| shared.recovery.take_received())?;
+        let unsent_bytes = shared.postcopy.left_bytes();
         shared.postcopy.recover(&shared.ram, &received)?;
         let left_bytes = shared.postcopy.left_bytes();
+        shared.statistics.lock().resend_in_postcopy(left_bytes.saturating_sub(unsent_bytes));
         tracing::debug!(session = attempt.session, left_bytes, "the destination has said what it has");
 
         if shared.capabilities.postcopy_preempt {

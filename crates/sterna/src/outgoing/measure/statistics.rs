@@ -10,11 +10,14 @@ use super::throughput::Throughput;
 use crate::events::{Status, SwitchoverStep};
 use crate::order::RoundPages;
 use crate::precopy::{Counts, HALF_LIFE, Meter, SHOWN_HALF_LIFE};
-use crate::stats::{LaneTimes, Reconnection, Round, Sample, Statistics};
+use crate::stats::{LaneTimes, PostcopyStatistics, Reconnection, Round, Sample, Statistics};
 use crate::throttle::DirtyLimitTimes;
 
 /// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
 const SAMPLES: usize = 50_000;
+
+/// Pauses of a postcopy that are kept.
+const PAUSES: usize = 256;
 
 /// Rounds kept apart.
 const ROUNDS: usize = 4096;
@@ -61,6 +64,8 @@ pub(in crate::outgoing) struct LiveStatistics {
     reconnections: Vec<Reconnection>,
     /// The connection is lost, and this is known of it.
     lost: Option<(Instant, Reconnection)>,
+    /// From the switch on.
+    postcopy: Option<PostcopyStatistics>,
 }
 
 impl LiveStatistics {
@@ -98,6 +103,7 @@ impl LiveStatistics {
             rdma,
             reconnections: Vec::new(),
             lost: None,
+            postcopy: None,
         }
     }
 
@@ -107,6 +113,9 @@ impl LiveStatistics {
         self.status = status;
         if status == Status::Active {
             self.setup.get_or_insert(self.began.elapsed());
+        }
+        if matches!(status, Status::PostcopyActive | Status::Completed) {
+            self.resume_postcopy();
         }
         // Whoever learns of the end asks for the statistics at once.
         if status == Status::Completed {
@@ -180,6 +189,61 @@ impl LiveStatistics {
         }
     }
 
+    /// The guest goes on at the destination, and its pages follow.
+    pub(crate) fn begin_postcopy(&mut self) {
+        let at = self.clock();
+        self.postcopy.get_or_insert_with(|| PostcopyStatistics { at, ..PostcopyStatistics::default() });
+    }
+
+    /// No page is left to be sent.
+    pub(crate) fn has_sent_all(&mut self) {
+        let now = self.clock();
+        self.postcopy.iter_mut().for_each(|postcopy| postcopy.all_sent = Some(now));
+    }
+
+    /// The connection is lost. Attempts that fail do not begin a new pause.
+    pub(crate) fn pause_postcopy(&mut self, why: &str) {
+        let at = self.clock();
+        let Some(postcopy) = &mut self.postcopy else { return };
+        postcopy.all_sent = None;
+        let lost = || Reconnection { at, why: why.to_owned(), ..Reconnection::default() };
+        postcopy.paused.get_or_insert_with(lost);
+    }
+
+    /// The destination has said what it has: so many bytes were sent before.
+    pub(crate) fn resend_in_postcopy(&mut self, bytes: u64) {
+        if let Some(paused) = self.postcopy.as_mut().and_then(|postcopy| postcopy.paused.as_mut()) {
+            paused.resent_bytes += bytes;
+        }
+    }
+
+    fn resume_postcopy(&mut self) {
+        let now = self.clock();
+        let Some(postcopy) = &mut self.postcopy else { return };
+        if let Some(paused) = postcopy.paused.take() {
+            let took = now.saturating_sub(paused.at);
+            postcopy.recoveries += 1;
+            postcopy.paused_time += took;
+            if postcopy.pauses.len() >= PAUSES {
+                postcopy.pauses.remove(0);
+            }
+            postcopy.pauses.push(Reconnection { took, ..paused });
+        }
+    }
+
+    /// How long after the migration's start that was.
+    pub(crate) fn since_start(&self, instant: Instant) -> Duration {
+        instant.saturating_duration_since(self.began)
+    }
+
+    fn postcopy(&self, now: Duration) -> Option<PostcopyStatistics> {
+        let mut postcopy = self.postcopy.clone()?;
+        if let Some(paused) = &mut postcopy.paused {
+            paused.took = now.saturating_sub(paused.at);
+        }
+        Some(postcopy)
+    }
+
     fn forget_switchover(&mut self) {
         (self.stopped_at, self.at_stop) = (None, None);
         self.switchover.clear();
@@ -250,6 +314,7 @@ impl LiveStatistics {
             rdma: None,
             reconnections: self.reconnections.clone(),
             disconnected: self.lost.as_ref().map(|(since, _)| since.elapsed()),
+            postcopy: self.postcopy(now),
         }
     }
 
@@ -364,6 +429,32 @@ mod tests {
             }
             assert_eq!(readings, 160);
         }
+    }
+
+    #[test]
+    fn attempts_that_fail_are_one_pause_and_the_memory_of_very_many_is_bounded() {
+        let mut statistics = LiveStatistics::new(1 << 30, 1, Arc::default());
+        let none = Counts::default();
+        statistics.pause_postcopy("before the switch");
+        statistics.begin_postcopy();
+        for count in 1..=300 {
+            statistics.has_sent_all();
+            statistics.pause_postcopy("cut");
+            statistics.set_status(Status::PostcopyPaused, none);
+            statistics.set_status(Status::PostcopyRecover, none);
+            statistics.pause_postcopy("refused");
+            statistics.set_status(Status::PostcopyPaused, none);
+            let shown = statistics.snapshot(none, None).postcopy.unwrap();
+            assert_eq!(shown.paused.map(|paused| paused.why).as_deref(), Some("cut"));
+            assert_eq!((shown.all_sent, shown.recoveries), (None, count - 1));
+            statistics.resend_in_postcopy(4096);
+            statistics.set_status(Status::PostcopyActive, none);
+        }
+
+        let shown = statistics.snapshot(none, None).postcopy.unwrap();
+        assert_eq!((shown.recoveries, shown.paused, shown.pauses.len()), (300, None, PAUSES));
+        assert!(shown.pauses.iter().all(|pause| pause.resent_bytes == 4096 && pause.why == "cut"));
+        assert!(shown.paused_time >= shown.pauses.iter().map(|pause| pause.took).sum());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use sterna_ram::PAGE_SIZE;
+use sterna_transport::Channel;
 
 use super::Postcopy;
 use crate::error::MigrationError;
@@ -56,16 +57,25 @@ pub(in crate::outgoing) fn follow(
 ) -> Result<(), MigrationError> {
     let Some(pages) = postcopy.lane_pages() else { return Ok(()) };
     writer.keep_to_itself();
+    let work = postcopy.work.lane(lane.index);
+    let before = writer.channel().map_or(0, Channel::bytes_written);
+    let count = |writer: &dyn PageWriter| {
+        let bytes = writer.channel().map_or(0, Channel::bytes_written);
+        work.carried(bytes - before);
+    };
     let mut place = LanePlace::default();
     while let Some(run) = pages.take(&mut place, TAKE_PAGES) {
         // Before it is read: what waits in a packet meanwhile goes out at once if it is asked for.
         lane.counters.throttled(postcopy.limiter.take(run.count * PAGE_SIZE as u64));
         lane.send_pages(run, true, writer)?;
+        work.background(run.count);
+        count(writer);
         if let Some(channel) = writer.channel() {
             postcopy.pace.keep(lane.index, channel);
         }
     }
     writer.barrier()?;
+    count(writer);
     postcopy.lanes.lock().through += 1;
     (lane.nudge)();
     Ok(())

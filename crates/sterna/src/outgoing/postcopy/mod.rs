@@ -6,6 +6,7 @@ pub(super) mod lanes;
 pub(super) mod package;
 pub(super) mod recovery;
 pub(super) mod sender;
+mod work;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,6 +21,8 @@ use super::lanes::pace::Pace;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::postcopy::order::{LanePages, PageOrder};
+use crate::stats::{PostcopyStatistics, Series};
+use work::Work;
 
 /// Requested pages that go out in one write.
 const REQUESTED_AT_ONCE: u64 = 16;
@@ -37,6 +40,9 @@ pub(super) struct Postcopy {
     pub(super) pace: Pace,
     /// The background's pages, where lanes send them.
     lane_pages: OnceLock<Arc<LanePages>>,
+    /// When pages could be asked for first.
+    began: OnceLock<Instant>,
+    pub(super) work: Work,
     lanes: Mutex<LanesTurn>,
     lanes_changed: Condvar,
     following: Mutex<Following>,
@@ -68,6 +74,10 @@ struct Following {
     /// Requested pages that were taken and are not written yet.
     on_their_way: u64,
     requests: u64,
+    /// Those of [`Postcopy::begin`].
+    missing_pages: u64,
+    /// Requests over time.
+    faults: Series,
     is_over: bool,
 }
 
@@ -89,6 +99,8 @@ impl Postcopy {
             limiter: Limiter::new(bytes_per_second),
             pace: Pace::default(),
             lane_pages: OnceLock::new(),
+            began: OnceLock::new(),
+            work: Work::default(),
             lanes: Mutex::default(),
             lanes_changed: Condvar::new(),
             following: Mutex::default(),
@@ -125,6 +137,8 @@ impl Postcopy {
             let _ = self.lane_pages.set(order.share(&units));
         }
         let mut following = self.following.lock();
+        self.began.get_or_init(Instant::now);
+        following.missing_pages = order.unsent_pages();
         following.order = Some(order);
         following.may_be_asked = true;
     }
@@ -193,6 +207,7 @@ impl Postcopy {
         start: u64,
         length: u64,
     ) -> Result<(), MigrationError> {
+        let at = self.since_begin();
         let mut following = self.following.lock();
         let last = match block {
             Some(name) => ram.blocks().iter().position(|known| known.name() == name),
@@ -210,10 +225,11 @@ impl Postcopy {
         };
         let name = ram.block(block).name();
         order
-            .request(block, start, length)
+            .request_at(block, start, length, at)
             .map_err(|why| wrong(format!("{length:#x} bytes at {start:#x} of block {name:?}: {why}")))?;
         following.last = Some(block);
         following.requests += 1;
+        following.faults.add(at, 1);
         drop(following);
         self.changed.notify_all();
         Ok(())
@@ -227,16 +243,44 @@ impl Postcopy {
                 return None;
             }
             let order = following.order.as_mut().filter(|_| !self.has_ended());
-            let run = order.and_then(|order| order.take_requested(REQUESTED_AT_ONCE));
-            if run.is_some() {
+            let run = order.and_then(|order| order.take_requested_at(REQUESTED_AT_ONCE));
+            if let Some((run, at)) = run {
                 following.on_their_way += 1;
-                return run;
+                self.work.answers(at);
+                return Some(run);
             }
             self.changed.wait(&mut following);
         }
     }
 
-    /// Requested pages were written.
+    /// Requested pages were written, over the preempt or the main channel.
+    pub(super) fn has_answered(&self, is_preempt: bool, pages: u64, bytes: u64) {
+        if let Some(began) = self.began.get() {
+            self.work.sent_requested(*began, is_preempt, pages, bytes);
+        }
+    }
+
+    /// Completes the statistics of a guest that went on; `since_start` says how long after the migration's start an instant was.
+    pub(super) fn report(
+        &self,
+        mut statistics: PostcopyStatistics,
+        since_start: impl Fn(Instant) -> Duration,
+    ) -> PostcopyStatistics {
+        let began = self.began.get().copied().map(since_start).unwrap_or_default();
+        {
+            let following = self.following.lock();
+            statistics.missing_bytes = following.missing_pages << PAGE_SHIFT;
+            statistics.faults = following.faults.snapshot(began);
+        }
+        self.work.put(&mut statistics);
+        statistics
+    }
+
+    fn since_begin(&self) -> Duration {
+        self.began.get().map(Instant::elapsed).unwrap_or_default()
+    }
+
+    /// Nobody has requested pages in hand any more.
     pub(super) fn has_sent_requested(&self) {
         self.following.lock().on_their_way -= 1;
         self.changed.notify_all();

@@ -46,24 +46,24 @@ impl PageSender {
         self.main.channel.as_ref().is_some_and(|channel| channel.unsent_bytes() > QUEUED_BYTES)
     }
 
-    /// Sends pages that nobody asked for.
-    pub(in crate::outgoing) fn send(&self, run: PageRun) -> Result<(), MigrationError> {
-        let counts = self.counters.moving(|| {
+    /// Sends pages that nobody asked for. Gives the bytes that they took.
+    pub(in crate::outgoing) fn send(&self, run: PageRun) -> Result<u64, MigrationError> {
+        let (normal, zero, bytes) = self.counters.moving(|| {
             self.main.with(|stream| {
                 let mut counts = (0, 0);
-                stream.ram_pages(|records, part| {
+                let bytes = stream.ram_pages(|records, part| {
                     counts = put(&self.ram, run, records, part)?;
                     Ok(())
                 })?;
-                Ok(counts)
+                Ok((counts.0, counts.1, bytes))
             })
         })?;
-        self.counters.pages(counts.0, counts.1);
-        Ok(())
+        self.counters.pages(normal, zero);
+        Ok(bytes)
     }
 
-    /// Sends pages that are waited for.
-    pub(in crate::outgoing) fn send_requested(&self, run: PageRun) -> Result<(), MigrationError> {
+    /// Sends pages that are waited for. Gives the bytes that they took.
+    pub(in crate::outgoing) fn send_requested(&self, run: PageRun) -> Result<u64, MigrationError> {
         let Some(channel) = &self.preempt else { return self.send(run) };
         // The first record of each write names its block.
         let (mut records, mut part) = (RamRecordWriter::new(), PagesPart::default());
@@ -72,13 +72,17 @@ impl PageSender {
         channel.write_parts(&parts)?;
         self.counters.main(length as u64);
         self.counters.pages(normal, zero);
-        Ok(())
+        Ok(length as u64)
     }
 
     /// Sends what is asked for, until the connection ends.
     pub(in crate::outgoing) fn answer(&self, postcopy: &Postcopy) -> Result<(), MigrationError> {
         while let Some(run) = postcopy.next_requested() {
             let sent = self.send_requested(run);
+            // Before the end may follow: it has the last one, too.
+            if let Ok(bytes) = sent {
+                postcopy.has_answered(!self.is_alone(), run.count, bytes);
+            }
             postcopy.has_sent_requested();
             sent?;
         }

@@ -62,7 +62,8 @@ fn precopy_over_lanes_goes_on_over_them_compressed_or_not() {
         let params = Parameters { multifd_compression: compression, ..channels(3) };
         let pair = Pair::begin(&config(), &params, capabilities).after_rounds(1).switch().arrives();
         assert_came_over_lanes(&pair);
-        let params = Parameters { max_bandwidth_bytes: 0, downtime_limit: Duration::ZERO, ..params };
+        // A round takes long enough that precopy ends only if the writers get no time for so long.
+        let params = Parameters { max_bandwidth_bytes: 100 << 20, downtime_limit: Duration::ZERO, ..params };
         Pair::begin(&config(), &params, capabilities).after_rounds(3).switch().arrives();
     }
 }

@@ -1,12 +1,14 @@
 //! A guest that goes on at its destination before its pages are there.
 
 mod destination;
+mod forecast;
 mod lanes;
 mod lanes_peer;
 mod liars;
 mod pausing;
 mod peer;
 mod recovery;
+mod report;
 mod source;
 
 use std::sync::Arc;

@@ -1,13 +1,14 @@
 //! A guest that is protected in contact with its primary: who takes over, when, and that nobody else can.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddrV4, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use rustix::net::{AddressFamily, SocketType};
 use sterna::error::VmError;
 use sterna::replica::machines::Ruling;
 use sterna::replica::machines::standby::{Because, Outcome, State};
@@ -17,6 +18,7 @@ use sterna::replica::{
 };
 use sterna::{Address, Event, Observer};
 use sterna_wire::PAGE_SIZE;
+use sterna_wire::multifd::InitialPacket;
 use sterna_wire::replica::{Hello, Message};
 use tempfile::TempDir;
 
@@ -411,6 +413,59 @@ fn wrong_secret_is_refused_and_the_right_one_is_taken_after_it() {
     wait_for("the warning", || bench.world.has_warned("give both sides the same one"));
     assert!(bench.standby.contact().is_none());
     assert_eq!(bench.heart(true).beat(), 0);
+}
+
+#[test]
+fn guest_from_another_host_than_its_contact_is_refused_without_tls() {
+    let bench = Bench::new(Arc::default(), 1, &options(), true);
+    let address = bench.standby.address();
+    let mut heart = bench.heart(true);
+    let from_elsewhere = |first: &[u8]| {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrV4::new([127, 0, 0, 2].into(), 0)).unwrap();
+        rustix::net::connect(&socket, &SocketAddrV4::new([127, 0, 0, 1].into(), support::port(&address)))
+            .unwrap();
+        let mut socket = TcpStream::from(socket);
+        socket.write_all(first).unwrap();
+        // Closed unread, it may be reset.
+        let _ = socket.read(&mut [0]);
+    };
+    let mut lane = Vec::new();
+    InitialPacket { uuid: [0; 16], id: 0 }.encode(&mut lane);
+    for first in [&b"QEVM\0\0\0\x03"[..], &lane] {
+        from_elsewhere(first);
+        wait_for("the warning", || bench.world.has_warned("comes from 127.0.0.2"));
+        bench.world.warnings.lock().clear();
+    }
+    assert!(matches!(bench.standby.state(), StandbyState::Waiting));
+    let mut primary = bench.seed(1);
+    primary.checkpoint(&pages(1), 2);
+    assert_eq!(heart.beat(), 1);
+}
+
+#[test]
+fn without_tls_a_standby_that_others_reach_demands_a_secret() {
+    let listen = |secret: [u8; 32], is_required| {
+        let rules = ContactRules {
+            secret: Secret::from_bytes(secret),
+            is_required,
+            claims: Arc::new(|_| Arc::new(|| Err("nobody asks".to_owned())) as Arc<dyn Claims>),
+            fence: Arc::new(|_| Ok(())),
+        };
+        // Of no host: what is allowed fails to listen.
+        let at: Address = "tcp:192.0.2.1:0".parse().unwrap();
+        let (params, capabilities) = settings(0);
+        let directory = tempfile::tempdir().unwrap();
+        let survivor = Arc::new(ImageSurvivor::new(plan(&directory)));
+        let observer = Arc::<World>::default();
+        Standby::protect(&at, &options(), params, capabilities, observer, survivor, Some(rules)).err()
+    };
+    for (secret, is_required) in [([5; 32], true), ([0; 32], true), ([5; 32], false)] {
+        let why = listen(secret, is_required).expect("nothing listens there").to_string();
+        let is_allowed = secret == [5; 32] && is_required;
+        assert_eq!(why.contains("--secret"), !is_allowed, "{why}");
+        assert_eq!(why.contains("192.0.2.1"), is_allowed, "{why}");
+    }
 }
 
 #[test]
