@@ -8,9 +8,11 @@
 //! - [`svg`]: escaped elements.
 //! - [`timeline`]: rounds as bands above what was sent, dirtied and left.
 //! - [`switchover`]: the pause, split into its parts.
+//! - [`postcopy`]: page faults, their latencies, channels; and lost connections.
 //! - [`tables`]: the same in figures.
 
 pub(crate) mod axis;
+mod postcopy;
 mod series;
 pub(crate) mod svg;
 mod switchover;
@@ -44,6 +46,8 @@ pub fn page(record: &Record) -> String {
         page.push_str(&switchover::picture(statistics));
         page.push_str("</section>\n");
     }
+    page.push_str(&postcopy::section(record));
+    page.push_str(&postcopy::losses(record));
     page.push_str(&tables::forecast(record));
     page.push_str(&tables::rounds(statistics));
     page.push_str(&tables::figures(record));
@@ -84,13 +88,16 @@ mod tests {
         let page = page(&record);
 
         assert!(page.contains("Forecast and outcome") && page.contains("off by"));
+        let later = Record { forecast: record.forecast.clone(), ..samples::record_of_postcopy() };
+        let rows = ["missing at the switch", "time until the last page", "page faults</td>"];
+        assert!(rows.iter().all(|row| super::page(&later).contains(row) && !page.contains(row)));
         let without = super::page(&Record { forecast: None, ..record });
         assert!(!without.contains("Forecast and outcome"));
     }
 
     #[test]
     fn page_has_every_element_closed() {
-        let page = page(&samples::record());
+        let page = page(&samples::record()) + &super::page(&samples::record_of_postcopy());
 
         for element in
             ["svg", "g", "section", "table", "text", "title", "rect", "path", "tr", "td", "th", "div"]

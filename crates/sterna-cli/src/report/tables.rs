@@ -87,6 +87,19 @@ pub fn forecast(record: &Record) -> String {
     row("bytes sent", &forecast.bytes, Some(statistics.transferred_bytes as f64), &|bytes| {
         units::bytes(bytes as u64)
     });
+    if let (Some(said), Some(postcopy)) = (&forecast.postcopy, &statistics.postcopy) {
+        row("missing at the switch", &said.missing_bytes, Some(postcopy.missing_bytes as f64), &|bytes| {
+            units::bytes(bytes as u64)
+        });
+        // What the destination saw, if that is known.
+        let arrival = record.arrival.as_ref();
+        let seen = arrival.and_then(|arrival| Some(arrival.complete?.saturating_sub(arrival.started?)));
+        let sent = postcopy.all_sent.map(|sent| sent.saturating_sub(postcopy.at));
+        let degraded = seen.or(sent).map(|time| time.as_secs_f64());
+        row("time until the last page", &said.degraded_time, degraded, &units::seconds);
+        let faults = statistics.postcopy_requests as f64;
+        row("page faults", &said.faults, Some(faults), &|count| units::count(count as u64));
+    }
     html.push_str("</tbody>\n</table>\n");
     if !plan.advice.is_empty() {
         html.push_str("<p>Advice before the migration:</p>\n<ul>\n");

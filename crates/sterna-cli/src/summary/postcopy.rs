@@ -57,13 +57,13 @@ fn channel(channel: &sterna::stats::PostcopyChannel) -> String {
 
 fn pauses(postcopy: &PostcopyStatistics) -> String {
     let all = || postcopy.pauses.iter().chain(&postcopy.paused);
-    let again = all().map(|pause| pause.resent_bytes).sum();
+    let again = all().fold(0, |sum: u64, pause| sum.saturating_add(pause.resent_bytes));
     let now = postcopy.paused.as_ref().map(|paused| paused.took).unwrap_or_default();
-    let count = postcopy.recoveries + u64::from(postcopy.paused.is_some());
+    let count = postcopy.recoveries.saturating_add(u64::from(postcopy.paused.is_some()));
     let mut text = format!(
         "{} for {}, {} of pages sent again",
         if count == 1 { "once".to_owned() } else { format!("{} times", units::count(count)) },
-        units::time(postcopy.paused_time + now),
+        units::time(postcopy.paused_time.saturating_add(now)),
         units::bytes(again)
     );
     if let Some(last) = all().last() {
