@@ -107,10 +107,15 @@ fn units() -> BTreeMap<String, String> {
 impl Record {
     /// A record of these figures; the rest is filled in by who knows it.
     pub fn new(source: &str, destination: &str, statistics: Statistics) -> Self {
+        let mut units = units();
+        if statistics.postcopy.is_some() {
+            let times = "all_sent, started, complete, part, average, p50, p99, longest, *blocktime, *latency, buckets[][1]";
+            units.insert(times.into(), "seconds".into());
+        }
         Self {
             schema: SCHEMA.into(),
             version: VERSION,
-            units: units(),
+            units,
             source: source.into(),
             destination: destination.into(),
             machine: None,
@@ -257,6 +262,8 @@ mod tests {
             assert!(text.contains(words), "{words} is not in {text}");
         }
         assert!(!text.contains("nanos"), "{text}");
+        let of = |statistics| Record::new("", "", statistics).units.keys().any(|names| names.contains("p99"));
+        assert!(of(record.statistics.clone()) && !of(samples::engine_statistics()));
         assert!(!samples::record().to_json().contains("arrival"));
         assert_eq!(Record::from_json(&text), Ok(record));
     }

@@ -16,8 +16,8 @@ pub(in crate::outgoing) struct Work {
     /// By the lanes' numbers.
     lanes: Mutex<Vec<(usize, Arc<ChannelWork>)>>,
     answers: Histogram,
-    /// When the request came that is being answered, in nanoseconds from [`Asked::began`] on, and one; 0: not to be measured. One
-    /// thread answers.
+    /// When the request came that is being answered, in nanoseconds since pages could be asked for, and one; 0: not to be measured.
+    /// One thread answers.
     answering: AtomicU64,
 }
 
