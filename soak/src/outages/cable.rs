@@ -194,14 +194,18 @@ impl Shared {
         let mut bytes = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut bytes) {
             let passing = self.state.lock().passing(way, count as u64);
-            let count = passing.unwrap_or(count as u64) as usize;
-            if to.write_all(&bytes[..count]).is_err() {
+            let (now, rest) = bytes[..count].split_at(passing.unwrap_or(count as u64) as usize);
+            if to.write_all(now).is_err() {
                 break;
             }
             if passing.is_some() {
                 let other = self.state.lock().strike();
                 if let Some(other) = other {
                     let _ = self.others.send(other);
+                }
+                // Another connection may be the one that was cut.
+                if to.write_all(rest).is_err() {
+                    break;
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sterna::Status;
+use sterna::{RecoverError, ResumeError, Status};
 
 use super::LONGEST;
 use super::cable::{Cable, Struck};
@@ -110,14 +110,14 @@ impl Case {
         if self.moves {
             match play.there.incoming.recover_at(&anywhere()) {
                 Ok(()) => play.cable.hand().lead_to(&play.there.incoming.address()),
-                Err(_) if play.there.incoming.status() != Status::PostcopyPaused => return Ok(()),
+                // A source has come meanwhile, and may have left again.
+                Err(RecoverError::Refused(_)) => return Ok(()),
                 Err(why) => return Err(format!("the destination waits nowhere else: {why}")),
             }
         }
         match play.here.migration.resume(&play.cable.address()) {
-            Ok(()) => Ok(()),
-            // It goes on already.
-            Err(_) if play.here.migration.status() != Status::PostcopyPaused => Ok(()),
+            // Refused: it has tried meanwhile, and may have failed since.
+            Ok(()) | Err(ResumeError::Refused(_)) => Ok(()),
             Err(why) => Err(format!("the source does not go on: {why}")),
         }
     }
