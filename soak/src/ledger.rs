@@ -12,7 +12,7 @@ pub struct Ledger {
     tell: Option<Tell>,
 }
 
-/// Hears of every entry: of a start and of an acquisition before it happens, of the others after.
+/// Hears of a start before it happens, and of a stop after.
 type Tell = Box<dyn Fn(Entry) + Send + Sync>;
 
 /// What is written into the ledger.
@@ -22,10 +22,6 @@ pub enum Entry {
     Starts,
     /// It does not run any more.
     Stopped,
-    /// The lease is about to be held.
-    Acquires,
-    /// It was let go.
-    Released,
 }
 
 #[derive(Default)]
@@ -43,16 +39,12 @@ impl Entry {
         match self {
             Self::Starts => "starts",
             Self::Stopped => "stopped",
-            Self::Acquires => "acquires",
-            Self::Released => "released",
         }
     }
 
     /// The entry with that label.
     pub fn of_label(label: &str) -> Option<Self> {
-        [Self::Starts, Self::Stopped, Self::Acquires, Self::Released]
-            .into_iter()
-            .find(|entry| entry.label() == label)
+        [Self::Starts, Self::Stopped].into_iter().find(|entry| entry.label() == label)
     }
 }
 
@@ -69,17 +61,14 @@ impl Ledger {
         Self { tell: Some(Box::new(tell)), ..Self::with_owner(side) }
     }
 
-    /// An entry that a side in another process has told.
+    /// An entry that a side in another process has told. The lease is each process's own then.
     pub fn enter(&self, side: Side, entry: Entry) {
         match entry {
-            Entry::Starts => self.starts(side),
-            Entry::Stopped => self.stopped(side),
-            Entry::Released => self.release(side),
-            Entry::Acquires => {
-                if let Err(why) = self.acquire(side) {
-                    self.state.lock().violations.push(format!("{side:?}: {why}"));
-                }
+            Entry::Starts => {
+                self.state.lock().holds = Some(side);
+                self.starts(side);
             }
+            Entry::Stopped => self.stopped(side),
         }
     }
 
@@ -116,7 +105,6 @@ impl Ledger {
 
     /// `side` wants the lease.
     pub fn acquire(&self, side: Side) -> Result<(), VmError> {
-        self.tell(Entry::Acquires);
         let mut state = self.state.lock();
         match state.holds {
             Some(other) if other != side => {
@@ -134,8 +122,6 @@ impl Ledger {
         let mut state = self.state.lock();
         if state.holds == Some(side) {
             state.holds = None;
-            drop(state);
-            self.tell(Entry::Released);
         }
     }
 

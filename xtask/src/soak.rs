@@ -14,17 +14,22 @@ const FULL: u64 = 1000;
 const OVER_RDMA: &str = "500";
 /// Protections, where the soak plays all kinds.
 const PROTECTIONS: u64 = 300;
+/// Migrations in postcopy, and precopies that survive a lost connection.
+const IN_POSTCOPY: u64 = 1000;
+const RESUMED: u64 = 500;
 /// Of a protection in which nothing may grow.
 const CHECKPOINTS: u64 = 10_000;
 /// A test of the suite that plays fewer rounds there, and its rounds here.
 const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
-/// `cargo xtask soak [--colo] [--count N] [--seed S]`.
+/// `cargo xtask soak [--colo|--postcopy|--resumed] [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
-    let (mut count, mut seed) = (FULL, None);
-    let (arguments, colo_alone) = match arguments.split_first() {
-        Some((first, rest)) if first == "--colo" => (rest, true),
-        _ => (arguments, false),
+    let (mut wanted, mut seed) = (None, None);
+    let (arguments, alone) = match arguments.split_first() {
+        Some((first, rest)) if ["--colo", "--postcopy", "--resumed"].contains(&first.as_str()) => {
+            (rest, Some(first.as_str()))
+        }
+        _ => (arguments, None),
     };
     for pair in arguments.chunks(2) {
         let [option, number] = pair else {
@@ -32,18 +37,33 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         };
         let number = number.parse().map_err(|_| Failure::Usage(format!("`{number}` is no number")))?;
         match option.as_str() {
-            "--count" => count = number,
+            "--count" => wanted = Some(number),
             "--seed" => seed = Some(number),
-            _ => return Err(Failure::Usage("soak takes `--colo` first, `--count N` and `--seed S`".into())),
+            _ => {
+                return Err(Failure::Usage(
+                    "soak takes `--colo`, `--postcopy` or `--resumed` first, `--count N` and `--seed S`"
+                        .into(),
+                ));
+            }
         }
     }
     let mut parts = Parts::default();
-    let protections = if colo_alone { count } else { PROTECTIONS };
-    parts.part("protections", || play(&["--colo".to_owned(), protections.to_string()], seed));
-    parts.part("long protection", || play(&["--colo-long".to_owned(), CHECKPOINTS.to_string()], seed));
-    if colo_alone {
+    let count = |usual: u64| wanted.filter(|_| alone.is_some()).unwrap_or(usual).to_string();
+    let is_wanted = |kind| alone.is_none_or(|alone| alone == kind);
+    if is_wanted("--colo") {
+        let checkpoints = CHECKPOINTS.to_string();
+        parts.part("protections", || play(&["--colo".to_owned(), count(PROTECTIONS)], seed));
+        parts.part("long protection", || play(&["--colo-long".to_owned(), checkpoints], seed));
+    }
+    for (kind, usual) in [("--postcopy", IN_POSTCOPY), ("--resumed", RESUMED)] {
+        if is_wanted(kind) {
+            parts.part(kind.trim_start_matches('-'), || play(&[kind.to_owned(), count(usual)], seed));
+        }
+    }
+    if alone.is_some() {
         return parts.finish();
     }
+    let count = wanted.unwrap_or(FULL);
     parts.part("soak", || play(&["--count".to_owned(), count.to_string()], seed));
     parts.part("silence", || play(&["--silence".to_owned()], seed));
     parts.part("rdma", || play(&["--rdma".to_owned(), OVER_RDMA.to_owned()], seed));

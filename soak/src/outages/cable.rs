@@ -15,6 +15,9 @@ use super::side::is_status;
 use super::trouble::{Trouble, Way, What, Which};
 use crate::stop::Side;
 
+/// Whoever has sent so much has sent pages: greetings are smaller.
+const BEGUN_BYTES: u64 = 256 << 10;
+
 /// Forwards connections until it is dropped.
 pub(super) struct Cable {
     port: u16,
@@ -246,7 +249,7 @@ impl State {
         self.struck.push(Struck {
             what,
             statuses: self.statuses.clone(),
-            has_begun: self.marks.iter().any(|(side, mark)| *side == Side::Source && mark == "round"),
+            has_begun: self.forwarded >= BEGUN_BYTES,
             is_switched: self.is_switched,
         });
         let What::Cut(which, down) = what else { return Some(what) };

@@ -279,10 +279,7 @@ impl Shared {
                     self.ledger.enter(side, entry);
                 }
             }
-            "killed" => {
-                self.ledger.stopped(side);
-                self.ledger.release(side);
-            }
+            "killed" => self.ledger.stopped(side),
             _ => {
                 let mut said = self.said.lock();
                 let said = &mut said[index(side)];
