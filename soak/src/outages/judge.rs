@@ -107,11 +107,9 @@ pub(super) fn may_fail(case: &Case, cable: &Cable) -> bool {
         // Nobody waits, or not for so long; or the sides have not agreed on it yet.
         !case.reconnects() || !struck.has_begun
             // What was said of the commit was lost.
-            || match case.kind {
-                Kind::Resumed => has_committed,
-                // The switch is tried once.
-                Kind::Postcopy => struck.is_switched,
-            }
+            || has_committed
+            // The switch is tried once.
+            || (case.kind == Kind::Postcopy && struck.is_switched)
     })
 }
 
