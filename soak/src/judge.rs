@@ -125,7 +125,7 @@ fn at_target(vm: &Staged, arrival: &Arrival) -> Result<bool, String> {
 }
 
 /// A destination that failed has neither the guest's state nor its memory.
-fn forgotten(vm: &Staged) -> Judgement {
+pub(crate) fn forgotten(vm: &Staged) -> Judgement {
     if !matches!(vm.guest.cut(), Err(CheckError::NoGuest)) {
         return Err("the destination failed and still has the guest's state".into());
     }
@@ -139,7 +139,7 @@ fn forgotten(vm: &Staged) -> Judgement {
 }
 
 /// Devices with large state run where the guest does, with all that they had.
-fn devices(vm: Option<&Arc<Staged>>, guest_runs: Option<bool>, side: Side) -> Judgement {
+pub(crate) fn devices(vm: Option<&Arc<Staged>>, guest_runs: Option<bool>, side: Side) -> Judgement {
     let (Some(vm), Some(guest_runs)) = (vm, guest_runs) else { return Ok(()) };
     for (number, bank) in vm.banks.iter().enumerate() {
         // A place that waits for a guest has devices that were never told to stop.

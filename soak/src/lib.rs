@@ -20,6 +20,7 @@ mod judge;
 mod leaks;
 mod ledger;
 mod network;
+pub mod outages;
 mod panics;
 pub mod rdma;
 mod report;

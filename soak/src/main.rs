@@ -7,6 +7,9 @@
 //! `soak --colo-case NUMBER --seed S`: one of them again, as a failure names it.
 //! `soak --kills N [--planted FAULT] [--seed S]`: N protections whose primary, a process, is killed or frozen.
 //! `soak --kills-case NUMBER [--planted FAULT] --seed S`: one of them again, as a failure names it.
+//! `soak --postcopy N [--seed S]`: N migrations in postcopy whose connections are cut, and whose sides are killed.
+//! `soak --resumed N [--seed S]`: the same of precopies that survive a lost connection.
+//! `soak --postcopy-case NUMBER --seed S`, `soak --resumed-case NUMBER --seed S`: one of them again, as a failure names it.
 //! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
 #![forbid(unsafe_code)]
@@ -18,9 +21,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use sterna_soak::colo::kills;
-use sterna_soak::{Blow, Case, Soak, Stop, child, colo, rdma, round_trips, schedule, silences};
+use sterna_soak::{Blow, Case, Soak, Stop, child, colo, outages, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER] [--planted FAULT] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER] [--planted FAULT] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -34,6 +37,9 @@ fn main() -> ExitCode {
     }
     if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == kills::primary::ROLE) {
         return exit(kills::primary::main(rest).map(|()| ExitCode::SUCCESS));
+    }
+    if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == outages::ROLE) {
+        return exit(outages::main(rest).map(|()| ExitCode::SUCCESS));
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -82,6 +88,7 @@ enum What {
     ColoCase(u64),
     ColoLong(u64),
     Kills(std::ops::Range<u64>),
+    Outages(outages::Kind, std::ops::Range<u64>),
 }
 
 impl Wish {
@@ -111,6 +118,14 @@ impl Wish {
                 "--planted" => {
                     let fault = rest.next().and_then(|label| kills::Planted::of_label(label));
                     wish.planted = Some(fault.ok_or(USAGE)?);
+                }
+                "--postcopy" => wish.what = What::Outages(outages::Kind::Postcopy, 0..number(rest.next())?),
+                "--resumed" => wish.what = What::Outages(outages::Kind::Resumed, 0..number(rest.next())?),
+                "--postcopy-case" | "--resumed-case" => {
+                    let is_postcopy = argument == "--postcopy-case";
+                    let kind = if is_postcopy { outages::Kind::Postcopy } else { outages::Kind::Resumed };
+                    let number = number(rest.next())?;
+                    wish.what = What::Outages(kind, number..number + 1);
                 }
                 "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
@@ -149,6 +164,9 @@ impl Wish {
                 });
                 println!("{report}");
                 return Ok(passed(report.is_good()));
+            }
+            What::Outages(kind, numbers) => {
+                return lost_connections(kind, numbers, seed, &interrupted).map(passed);
             }
             What::Cases(count) => schedule(count, seed),
             What::Silence => silences(seed),
@@ -230,6 +248,29 @@ fn protections(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBoo
     }
     println!("{} passed, {bad} failed", ends.values().sum::<u64>());
     bad == 0
+}
+
+fn lost_connections(
+    kind: outages::Kind,
+    numbers: std::ops::Range<u64>,
+    seed: u64,
+    interrupted: &AtomicBool,
+) -> Result<bool, String> {
+    let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
+    // What a process opens once and keeps is open before anything is counted.
+    round_trips::run(1, 0, |_, _| {})?;
+    let report =
+        outages::several(kind, seed, numbers, &program, interrupted, |number, played| match played {
+            Ok(played) => {
+                tracing::info!(number, "{}: {}", played.what, played.end);
+                if (number + 1).is_multiple_of(100) {
+                    eprintln!("{}", number + 1);
+                }
+            }
+            Err(why) => eprintln!("FAILED {why}"),
+        });
+    println!("{report}");
+    Ok(report.is_good())
 }
 
 fn trips(count: u64, seed: u64) -> bool {

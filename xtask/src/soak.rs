@@ -12,30 +12,28 @@ use crate::workspace::Metadata;
 const FULL: u64 = 1000;
 /// Migrations over RDMA.
 const OVER_RDMA: &str = "500";
-/// Protections, where the soak plays all kinds.
-const PROTECTIONS: u64 = 300;
+/// What can be played alone: its option, how many of it then, and how many where the soak plays all kinds.
+const KINDS: [(&str, u64, u64); 4] = [
+    // Protections whose primary is killed as a process.
+    ("--kills", FULL, 300),
+    // Protections that are disturbed.
+    ("--colo", FULL, 300),
+    // Migrations in postcopy whose connections break.
+    ("--postcopy", FULL, FULL),
+    // Precopies that survive a lost connection.
+    ("--resumed", 500, 500),
+];
 /// Of a protection in which nothing may grow.
 const CHECKPOINTS: u64 = 10_000;
 /// A test of the suite that plays fewer rounds there, and its rounds here.
 const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
-/// What is played.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    All,
-    /// Protections that are disturbed.
-    Colo,
-    /// Protections whose primary is killed as a process.
-    Kills,
-}
-
-/// `cargo xtask soak [--colo | --kills] [--count N] [--seed S]`.
+/// `cargo xtask soak [--kills | --colo | --postcopy | --resumed] [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
-    let (mut count, mut seed) = (FULL, None);
-    let (arguments, kind) = match arguments.split_first() {
-        Some((first, rest)) if first == "--colo" => (rest, Kind::Colo),
-        Some((first, rest)) if first == "--kills" => (rest, Kind::Kills),
-        _ => (arguments, Kind::All),
+    let (mut wanted, mut seed) = (None, None);
+    let (arguments, alone) = match arguments.split_first() {
+        Some((first, rest)) if KINDS.iter().any(|(kind, ..)| kind == first) => (rest, Some(first.as_str())),
+        _ => (arguments, None),
     };
     for pair in arguments.chunks(2) {
         let [option, number] = pair else {
@@ -43,28 +41,33 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         };
         let number = number.parse().map_err(|_| Failure::Usage(format!("`{number}` is no number")))?;
         match option.as_str() {
-            "--count" => count = number,
+            "--count" => wanted = Some(number),
             "--seed" => seed = Some(number),
             _ => {
-                return Err(Failure::Usage(
-                    "soak takes `--colo` or `--kills` first, `--count N` and `--seed S`".into(),
-                ));
+                let kinds = KINDS.map(|(kind, ..)| kind).join(", ");
+                return Err(Failure::Usage(format!(
+                    "soak takes one of {kinds} first, `--count N` and `--seed S`"
+                )));
             }
         }
     }
     let mut parts = Parts::default();
-    let protections = if kind == Kind::All { PROTECTIONS } else { count };
-    if kind != Kind::Colo {
-        parts.part("kills", || play(&["--kills".to_owned(), protections.to_string()], seed));
+    for (kind, usual, among_all) in KINDS {
+        let count = match alone {
+            Some(alone) if alone == kind => wanted.unwrap_or(usual),
+            Some(_) => continue,
+            None => among_all,
+        };
+        parts.part(kind.trim_start_matches('-'), || play(&[kind.to_owned(), count.to_string()], seed));
+        if kind == "--colo" {
+            parts
+                .part("long protection", || play(&["--colo-long".to_owned(), CHECKPOINTS.to_string()], seed));
+        }
     }
-    if kind == Kind::Kills {
+    if alone.is_some() {
         return parts.finish();
     }
-    parts.part("protections", || play(&["--colo".to_owned(), protections.to_string()], seed));
-    parts.part("long protection", || play(&["--colo-long".to_owned(), CHECKPOINTS.to_string()], seed));
-    if kind == Kind::Colo {
-        return parts.finish();
-    }
+    let count = wanted.unwrap_or(FULL);
     parts.part("soak", || play(&["--count".to_owned(), count.to_string()], seed));
     parts.part("silence", || play(&["--silence".to_owned()], seed));
     parts.part("rdma", || play(&["--rdma".to_owned(), OVER_RDMA.to_owned()], seed));

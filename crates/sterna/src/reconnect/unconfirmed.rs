@@ -87,8 +87,11 @@ impl Unconfirmed {
             // A session that it has never read anything of.
             std::cmp::Ordering::Less => state.confirmed == 0,
             std::cmp::Ordering::Equal => (state.confirmed..=state.begun).contains(&holds.rounds),
-            std::cmp::Ordering::Greater => false,
+            // An attempt that had all of its channels there and that this side gave up: nothing was sent in it.
+            std::cmp::Ordering::Greater => holds.session < session && holds.rounds == 0,
         };
+        // It has forgotten then what it held of rounds before.
+        let is_forgotten = holds.session > state.session;
         if !is_known {
             let what = format!(
                 "it says that it has read {} rounds of session {}; {} of session {} were sent, of which it had confirmed {}",
@@ -102,9 +105,14 @@ impl Unconfirmed {
             held.block(block).set_range(first, count);
         };
         decode_held(&holds.pages, &block_pages(&self.ram), mark).map_err(MigrationError::wire(CHANNEL))?;
+        if is_forgotten && held.count() > 0 {
+            let what =
+                format!("it says that pages came in session {}, in which none was sent", holds.session);
+            return Err(misbehaved(what));
+        }
         for round in std::mem::take(&mut state.open) {
             let at = (round.session, round.index);
-            if at < reached {
+            if at < reached && !is_forgotten {
                 continue;
             }
             if at == reached {

@@ -136,6 +136,12 @@ impl World {
     /// Both find each other again. Gives the first round of the session.
     fn reconnect(&mut self, dirty: &DirtyBitmaps) -> DirtyBitmaps {
         self.session += 1;
+        if self.random.u8(..) < 64 {
+            // The destination had all channels of an attempt that the source gave up: it waits for that session's pages.
+            self.held.begin_session();
+            self.read_session = self.session;
+            self.session += 1;
+        }
         let (rounds, pages) = self.held.report();
         let holds = Holds { session: self.read_session, rounds, pages };
         let mut missing = self.unconfirmed.begin_session(self.session, &holds).unwrap();
@@ -186,6 +192,32 @@ fn survives(seed: u64, planted: Planted) -> bool {
 fn what_is_missing_after_any_cut_is_in_the_next_round() {
     for seed in 0..400 {
         assert!(survives(seed, Planted::Nothing), "seed {seed}");
+    }
+}
+
+/// Found by `soak --resumed-case 42 --seed 17`.
+#[test]
+fn session_that_began_at_the_destination_alone_leaves_everything_missing() {
+    let ram = ram();
+    let round = DirtyBitmaps::new(&ram);
+    round.set_all();
+    let begun = || {
+        let unconfirmed = Unconfirmed::new(&ram);
+        unconfirmed.begin_round(&round, false);
+        unconfirmed
+    };
+    let held = HeldPages::new(&ram);
+    let (_, none) = held.report();
+    held.came(0, 3, 1);
+    let (_, one) = held.report();
+
+    let missing = begun().begin_session(3, &Holds { session: 2, rounds: 0, pages: none.clone() }).unwrap();
+    assert_eq!(missing.pages.count(), PAGES.iter().sum::<u64>());
+
+    // Of such a session nothing was sent, and this one has not begun.
+    for (session, rounds, pages) in [(2, 1, &none), (2, 0, &one), (3, 0, &none)] {
+        let lies = Holds { session, rounds, pages: pages.clone() };
+        assert!(begun().begin_session(3, &lies).is_err(), "{session}, {rounds}");
     }
 }
 

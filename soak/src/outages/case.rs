@@ -1,0 +1,225 @@
+//! What a case leaves to chance.
+
+use std::time::Duration;
+
+use sterna::ram::Backing;
+use sterna::{Capabilities, Compression, Parameters, WaitLimits, ZeroPageDetection};
+use sterna_devices::statebank::StateBankConfig;
+use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
+use sterna_guests::{Fill, Pattern};
+
+use super::LONGEST;
+use super::plants::Plant;
+use super::trouble::{self, Moment, Order, Trouble, Way, What, Which};
+use crate::stop::Side;
+
+/// Longer than a network is down in any case.
+const LONG_WINDOW: Duration = LONGEST;
+
+/// Shorter than some.
+const SHORT_WINDOW: Duration = Duration::from_millis(120);
+
+/// What survives a lost connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A migration that goes on in postcopy.
+    Postcopy,
+    /// A precopy with a window for reconnection.
+    Resumed,
+}
+
+impl Kind {
+    /// As options name it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Postcopy => "postcopy",
+            Self::Resumed => "resumed",
+        }
+    }
+
+    /// The kind with that label.
+    pub fn of_label(label: &str) -> Option<Self> {
+        [Self::Postcopy, Self::Resumed].into_iter().find(|kind| kind.label() == label)
+    }
+}
+
+/// A migration, and what happens to it.
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    pub(super) kind: Kind,
+    /// Kind, seed and number: what it is made from.
+    pub(super) origin: (Kind, u64, u64),
+    pub(super) guest: ProcessConfig,
+    /// Devices with large state: in precopy, where there are lanes.
+    pub(super) banks: Vec<StateBankConfig>,
+    pub(super) lanes: u8,
+    pub(super) preempt: bool,
+    pub(super) tls: bool,
+    pub(super) compression: Compression,
+    pub(super) zero_pages: ZeroPageDetection,
+    /// Bytes a second before the switch, and after it.
+    pub(super) bandwidth: [u64; 2],
+    /// Zero: nobody connects again by itself.
+    pub(super) window: Duration,
+    /// Bytes after which it is switched to postcopy.
+    pub(super) switch: u64,
+    /// The destination waits at another address after each pause.
+    pub(super) moves: bool,
+    /// In their order.
+    pub(super) troubles: Vec<Trouble>,
+    pub(super) plant: Option<Plant>,
+}
+
+impl Case {
+    pub(super) fn new(kind: Kind, seed: u64, number: u64, plant: Option<Plant>) -> Self {
+        let origin = (kind, seed, number);
+        let seed = seed.wrapping_mul(1 << 20).wrapping_add(number);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let lanes = random.u8(..5);
+        let compressions = [Compression::None, Compression::Zlib, Compression::Zstd];
+        let compression = if lanes == 0 { Compression::None } else { compressions[random.usize(..3)] };
+        // In postcopy they are refused by name.
+        let has_no_banks = lanes == 0 || kind == Kind::Postcopy;
+        let banks = if has_no_banks || random.u8(..4) > 0 { Vec::new() } else { banks(&mut random) };
+        let megabytes = |random: &mut fastrand::Rng| [16, 64, 256, 0][random.usize(..4)] << 20;
+        let mut case = Self {
+            kind,
+            origin,
+            guest: guest(&mut random, seed),
+            banks,
+            lanes,
+            preempt: random.bool(),
+            tls: random.u8(..4) == 0,
+            compression,
+            zero_pages: [ZeroPageDetection::Multifd, ZeroPageDetection::Legacy, ZeroPageDetection::None]
+                [random.usize(..3)],
+            bandwidth: [megabytes(&mut random), megabytes(&mut random)],
+            window: match kind {
+                Kind::Postcopy => [Duration::ZERO, SHORT_WINDOW, LONG_WINDOW, LONG_WINDOW],
+                Kind::Resumed => [SHORT_WINDOW, LONG_WINDOW, LONG_WINDOW, LONG_WINDOW],
+            }[random.usize(..4)],
+            switch: [0, random.u64(..8 << 20), random.u64(..24 << 20)][random.usize(..3)],
+            moves: random.u8(..4) == 0,
+            troubles: trouble::draw(&mut random, kind),
+            plant,
+        };
+        if case.kills() {
+            // The side that is left waits it out.
+            case.window = case.window.min(3 * SHORT_WINDOW);
+        }
+        if let Some(plant) = plant {
+            case.plant_needs(plant);
+        }
+        case
+    }
+
+    /// The same, and nothing happens to it.
+    pub(super) fn undisturbed(&self) -> Self {
+        Self { troubles: Vec::new(), plant: None, bandwidth: [0; 2], ..self.clone() }
+    }
+
+    pub(super) fn settings(&self) -> (Parameters, Capabilities) {
+        let is_postcopy = self.kind == Kind::Postcopy;
+        let params = Parameters {
+            max_bandwidth_bytes: self.bandwidth[0],
+            max_postcopy_bandwidth_bytes: self.bandwidth[1],
+            // A guest that is to be switched must not arrive before.
+            downtime_limit: if is_postcopy { Duration::ZERO } else { Duration::from_secs(1) },
+            multifd_channels: self.lanes.max(1),
+            multifd_compression: self.compression,
+            zero_page_detection: self.zero_pages,
+            reconnect_window: self.window,
+            limits: WaitLimits {
+                setup: LONGEST / 4,
+                stall: LONGEST / 4,
+                switchover: LONGEST / 4,
+                prepare: LONGEST / 4,
+                acknowledge: LONGEST / 4,
+                ask_interval: Duration::from_millis(5),
+            },
+            ..Parameters::default()
+        };
+        let capabilities = Capabilities {
+            multifd: self.lanes > 0,
+            postcopy_ram: is_postcopy,
+            postcopy_preempt: is_postcopy && self.preempt,
+            ..Capabilities::default()
+        };
+        (params, capabilities)
+    }
+
+    /// For tables.
+    pub(super) fn label(&self) -> &'static str {
+        match self.troubles.last().map(|trouble| trouble.what) {
+            None => "nothing",
+            Some(What::Cut(..)) if self.troubles.len() == 1 => "cut",
+            Some(What::Cut(..)) => "cuts",
+            Some(What::Order(Order::Cancel)) => "cancel",
+            Some(What::Order(Order::Abandon)) => "abandon",
+            Some(What::Order(Order::Pause(_))) => "pause",
+            Some(What::Kill(Side::Source)) => "source killed",
+            Some(What::Kill(_)) => "destination killed",
+        }
+    }
+
+    /// Whether a side is killed.
+    pub(super) fn kills(&self) -> bool {
+        self.troubles.iter().any(|trouble| matches!(trouble.what, What::Kill(_)))
+    }
+
+    /// Whether connections are made anew for as long as it takes.
+    pub(super) fn reconnects(&self) -> bool {
+        self.window == LONG_WINDOW
+    }
+
+    /// Makes it a case in which that fault comes to light.
+    fn plant_needs(&mut self, plant: Plant) {
+        let cut = What::Cut(Which::All, Duration::ZERO);
+        let moment = Moment { side: Side::Source, mark: "round", bytes: Some((Way::Forward, 2 << 20)) };
+        self.window = LONG_WINDOW;
+        self.troubles = Vec::new();
+        match plant {
+            Plant::StaleAfterReconnection => {
+                self.guest.fill = Fill::Random(1);
+                self.bandwidth[0] = 16 << 20;
+                self.troubles = vec![Trouble { moment, what: cut }];
+            }
+            Plant::ChangedPages => {
+                self.switch = 0;
+                self.guest.fill = Fill::Random(1);
+                self.bandwidth = [16 << 20, 4 << 20];
+            }
+            Plant::RunsAgain | Plant::Descriptor => {}
+        }
+    }
+}
+
+fn guest(random: &mut fastrand::Rng, seed: u64) -> ProcessConfig {
+    let tracking = Tracking::available();
+    ProcessConfig {
+        blocks: vec![("ram.low".into(), 6 << 20), ("ram.high".into(), (2 + random.u64(..8)) << 20)],
+        backing: [Backing::Memfd, Backing::Anonymous][random.usize(..2)],
+        tracking: tracking[random.usize(..tracking.len())],
+        stop_point: [StopPoint::StepBoundary, StopPoint::MidPage][random.usize(..2)],
+        pattern: [Pattern::Sequential, Pattern::Random, Pattern::HotSet, Pattern::Mixed][random.usize(..4)],
+        fill: [Fill::Zero, Fill::Half(seed), Fill::Random(seed)][random.usize(..3)],
+        workers: 1 + random.usize(..3),
+        rate: 3_000,
+        seed,
+        ..ProcessConfig::default()
+    }
+}
+
+fn banks(random: &mut fastrand::Rng) -> Vec<StateBankConfig> {
+    let count = 1 + random.u64(..2);
+    let bank = |number| StateBankConfig {
+        name: format!("bank {number}"),
+        state_bytes: 1 + random.u64(..1 << 20),
+        precopy_percent: [0, 50, 90][random.usize(..3)],
+        dirty_rate: [0, 4 << 20][random.usize(..2)],
+        seed: random.u64(..),
+        p2p: random.u64(..4) > 0,
+        ..StateBankConfig::default()
+    };
+    (0..count).map(bank).collect()
+}
