@@ -106,7 +106,8 @@ impl Unconfirmed {
         };
         decode_held(&holds.pages, &block_pages(&self.ram), mark).map_err(MigrationError::wire(CHANNEL))?;
         if is_forgotten && held.count() > 0 {
-            let what = format!("it says that pages came in session {}, in which none was sent", holds.session);
+            let what =
+                format!("it says that pages came in session {}, in which none was sent", holds.session);
             return Err(misbehaved(what));
         }
         for round in std::mem::take(&mut state.open) {
