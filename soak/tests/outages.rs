@@ -25,7 +25,7 @@ fn migrations_whose_connections_break_anywhere_leave_one_whole_guest_and_faults_
     round_trips::run(1, 0, |_, _| {}).unwrap();
 
     let mut failures = Vec::new();
-    for (kind, count) in [(Kind::Postcopy, 16), (Kind::Resumed, 12)] {
+    for (kind, count) in [(Kind::Postcopy, 10), (Kind::Resumed, 6)] {
         let never = AtomicBool::new(false);
         let tell = |_, played: &Result<_, String>| failures.extend(played.as_ref().err().cloned());
         println!("{}", several(kind, seed, 0..count, program, &never, tell));

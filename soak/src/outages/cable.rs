@@ -15,9 +15,6 @@ use super::side::is_status;
 use super::trouble::{Trouble, Way, What, Which};
 use crate::stop::Side;
 
-/// Whoever has sent so much has sent pages: greetings are smaller.
-const BEGUN_BYTES: u64 = 256 << 10;
-
 /// Forwards connections until it is dropped.
 pub(super) struct Cable {
     port: u16,
@@ -37,8 +34,9 @@ pub(super) struct Struck {
     pub(super) what: What,
     /// What each side told last of its status.
     pub(super) statuses: [String; 2],
-    /// Whether the source had begun to send pages, and whether it had been told to switch.
-    pub(super) has_begun: bool,
+    /// Bytes that had gone to the destination.
+    pub(super) forwarded: u64,
+    /// Whether the source had been told to switch.
     pub(super) is_switched: bool,
 }
 
@@ -249,7 +247,7 @@ impl State {
         self.struck.push(Struck {
             what,
             statuses: self.statuses.clone(),
-            has_begun: self.forwarded >= BEGUN_BYTES,
+            forwarded: self.forwarded,
             is_switched: self.is_switched,
         });
         let What::Cut(which, down) = what else { return Some(what) };

@@ -184,12 +184,12 @@ impl Case {
                 self.bandwidth[0] = 16 << 20;
                 self.troubles = vec![Trouble { moment, what: cut }];
             }
-            Plant::ChangedPages => {
+            Plant::ChangedPages | Plant::RunsAgain => {
                 self.switch = 0;
                 self.guest.fill = Fill::Random(1);
                 self.bandwidth = [16 << 20, 4 << 20];
             }
-            Plant::RunsAgain | Plant::Descriptor => {}
+            Plant::Descriptor => {}
         }
     }
 }

@@ -71,7 +71,7 @@ pub fn one_with(
     certificates::directory()?;
     let before = Belongings::now();
     let ended = if case.kills() { killed::play(&case, program) } else { case.play() };
-    let ended = ended.and_then(|end| before.wait_restored(LONGEST / 4).map(|()| end));
+    let ended = ended.and_then(|end| before.wait_restored(LONGEST / 12).map(|()| end));
     match ended {
         Ok((end, struck)) => Ok(Played { trouble, end, struck, what }),
         Err(why) => {
