@@ -34,8 +34,8 @@ pub(super) struct Struck {
     pub(super) what: What,
     /// What each side told last of its status.
     pub(super) statuses: [String; 2],
-    /// Bytes that had gone to the destination.
-    pub(super) forwarded: u64,
+    /// Whether the source had begun to send pages.
+    pub(super) has_begun: bool,
     /// Whether the source had been told to switch.
     pub(super) is_switched: bool,
 }
@@ -247,7 +247,7 @@ impl State {
         self.struck.push(Struck {
             what,
             statuses: self.statuses.clone(),
-            forwarded: self.forwarded,
+            has_begun: self.marks.iter().any(|(side, mark)| *side == Side::Source && mark == "round"),
             is_switched: self.is_switched,
         });
         let What::Cut(which, down) = what else { return Some(what) };

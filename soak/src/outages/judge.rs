@@ -14,9 +14,6 @@ use crate::judge::{devices, forgotten};
 use crate::outages::cable::Cable;
 use crate::stop::Side;
 
-/// Whoever has sent so much has sent pages, if no device has a stream: the two sides have agreed on what they do after a loss.
-const GREETINGS: u64 = 256 << 10;
-
 /// Where a guest is, seen from one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
@@ -105,12 +102,10 @@ pub(super) fn may_fail(case: &Case, cable: &Cable) -> bool {
     if struck.iter().any(|struck| is_given_up(struck.what)) {
         return true;
     }
-    // What goes before the first page, and with it.
-    let greetings = GREETINGS + case.banks.iter().map(|bank| 4 * bank.state_bytes).sum::<u64>();
     let has_committed = cable.has_told(Side::Source, "committed");
     struck.iter().filter(|struck| matches!(struck.what, What::Cut(..))).any(|struck| {
         // Nobody waits, or not for so long; or the sides have not agreed on it yet.
-        !case.reconnects() || struck.forwarded < greetings
+        !case.reconnects() || !struck.has_begun
             // What was said of the commit was lost.
             || has_committed
             // The switch is tried once.

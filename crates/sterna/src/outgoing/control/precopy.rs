@@ -91,6 +91,10 @@ impl Control {
             self.hints.ask(&round);
             self.await_hints(until)?;
         }
+        // Before the first page can be sent and lost. Nothing returns from here before the rounds are known.
+        if shared.unconfirmed.get().is_some() {
+            shared.report(Fed::MayReconnect);
+        }
         let rounds = Rounds::begin(&shared, Arc::clone(&round));
         if let Some(streams) = &self.streams {
             streams.enter_round(rounds.round().number());
@@ -105,9 +109,6 @@ impl Control {
         };
         *shared.policy.lock() = Some(Recorded::new(begun, rounds.snapshot()));
         self.rounds = Some(rounds);
-        if shared.unconfirmed.get().is_some() {
-            shared.report(Fed::MayReconnect);
-        }
         if takes_hints && !is_ready {
             // Lanes send meanwhile.
             self.prepare_round(&round, &mut slice, None)?;
