@@ -28,7 +28,7 @@ pub enum ReconnectChannel {
     GivesUp,
     /// The main channel of a recovery: the guest runs at the destination, and lacks pages.
     Recovery,
-    /// The channel of requested pages in a recovery.
+    /// The channel of requested pages: of a recovery, or of a session of precopy that is not the first.
     Preempt,
 }
 

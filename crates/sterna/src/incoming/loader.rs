@@ -3,15 +3,17 @@
 //! Because it loads in order, a PING is answered after everything before it was loaded: that is what
 //! makes *prepare* a proof.
 
+mod following;
+mod section;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sterna_proto::MigrationId;
 use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
 use sterna_transport::{Channel, PageFile};
 use sterna_wire::WireError;
-use sterna_wire::extension::{self, Handover};
+use sterna_wire::extension;
 use sterna_wire::main::{Command, Configuration, MainDecoder, MainItem, SectionKind, Step};
 use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
@@ -23,16 +25,12 @@ use super::postcopy;
 use super::rdma::phase::Phases;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
-use super::streams::inbox::Inbox;
-use super::target::{RamStart, Section};
+use super::target::RamStart;
 use crate::error::MigrationError;
 use crate::events::Event;
 use crate::order::PageRun;
-use crate::streams;
 
 pub(super) const CHANNEL: &str = "main channel";
-/// What a package has beside the bodies of devices: commands, and the heads of sections.
-const PACKAGE_SLACK: u64 = 1 << 20;
 
 /// Loads until the end of the stream, or until told to stop.
 pub(super) fn load(shared: &Arc<Shared>, channel: &Arc<Channel>) {
@@ -451,68 +449,6 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Reads all of a package, and has it loaded; meanwhile pages can come.
-    fn package(&mut self, bytes: usize) -> Result<(), MigrationError> {
-        self.shared.postcopy.commands.lock().packaged()?;
-        let most = self.shared.expectations().device_state_bytes.saturating_add(PACKAGE_SLACK);
-        if bytes as u64 > most {
-            let what =
-                format!("a package of {bytes} bytes came, and this machine's devices have at most {most}");
-            return Err(MigrationError::PeerMisbehaved { what });
-        }
-        let torn = |at| {
-            let what = format!("the main channel ended inside the package, at byte {at}");
-            Err(MigrationError::Transport(what, None))
-        };
-        if !self.reader.fill(bytes)? {
-            return torn(self.decoder.position());
-        }
-        let (mut items, mut left) = (Vec::new(), bytes);
-        while left > 0 {
-            let step =
-                self.decoder.next(&self.reader.bytes()[..left]).map_err(MigrationError::wire(CHANNEL))?;
-            let consumed = match step {
-                Step::Partial { consumed } => consumed,
-                Step::Item { item, consumed } => {
-                    items.push(item);
-                    consumed
-                }
-                Step::NeedMore(_) | Step::End => {
-                    let what = "the package ends inside an element (specs/postcopy.md §2)".to_owned();
-                    return Err(MigrationError::PeerMisbehaved { what });
-                }
-            };
-            self.consume(consumed);
-            left -= consumed;
-        }
-        postcopy::take_package(self.shared, items)
-    }
-
-    /// A page that comes while the guest runs.
-    fn following_page(&mut self, block: usize, offset: u64) -> Result<(), MigrationError> {
-        if !self.reader.fill(PAGE_SIZE)? {
-            let what = format!("the main channel ended inside a page, at byte {}", self.decoder.position());
-            return Err(MigrationError::Transport(what, None));
-        }
-        let shared = self.shared;
-        let content = &self.reader.bytes()[..PAGE_SIZE];
-        if let Some(arriving) = shared.postcopy.arriving() {
-            arriving.page(block, offset / PAGE_SIZE as u64, content)?;
-        }
-        self.consume(PAGE_SIZE);
-        self.decoder.payload_consumed();
-        shared.normal_pages.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn following_zero(&self, block: usize, offset: u64) -> Result<(), MigrationError> {
-        if let Some(arriving) = self.shared.postcopy.arriving() {
-            arriving.zero(block, offset / PAGE_SIZE as u64)?;
-        }
-        self.shared.zero_pages.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
     fn delta(&self, run: PageRun, delta: &[u8]) -> Result<(), MigrationError> {
         let sink = self.shared.sink(self.lanes)?;
         let mut content = [0; PAGE_SIZE];
@@ -522,73 +458,6 @@ impl<'a> Loader<'a> {
         self.shared.normal_pages.fetch_add(1, Ordering::Relaxed);
         sink.commit(run)
     }
-
-    fn section(
-        &mut self,
-        name: &str,
-        instance: u32,
-        version: u32,
-        kind: SectionKind,
-        body: &[u8],
-    ) -> Result<(), MigrationError> {
-        if name == Handover::SECTION_NAME {
-            let handover = Handover::decode(version, body).map_err(MigrationError::wire(CHANNEL))?;
-            let id = MigrationId(handover.migration_id);
-            self.check_session(id)?;
-            self.is_sterna = true;
-            self.shared.tell(&Event::Peer { sterna: true, features: self.shared.features().0 });
-            match handover.secret {
-                Some(secret) => *self.shared.secret.lock() = Some((id, secret)),
-                None => self.shared.tell(&Event::Warning(
-                    "the source is an older Sterna, which sends no secret: if the acknowledgement is lost, the source gets no \
-                     answer, and an operator has to decide there"
-                        .to_owned(),
-                )),
-            }
-            self.shared.report(Fed::HandoverIdRead(id));
-            return Ok(());
-        }
-        if let Some(device) = streams::device_of_section(name)
-            && let Ok(inbox) = self.shared.streams.find(device, instance)
-        {
-            return chunk_of_section(inbox, body);
-        }
-        self.shared.target.section(&Section {
-            id: self.decoder.section_id(),
-            name,
-            instance,
-            version,
-            kind,
-            body,
-        })
-    }
-}
-
-impl Loader<'_> {
-    /// Over RDMA, a Sterna has named its migration when it connected (specs/rdma.md §2.3).
-    fn check_session(&self, id: MigrationId) -> Result<(), MigrationError> {
-        let introduction = self.shared.rdma.as_ref().and_then(|rdma| rdma.introduction());
-        match introduction {
-            Some(introduction) if introduction.session != id.0 => {
-                let rule = "another migration's id than the session of the RDMA connection";
-                let error =
-                    WireError::misbehaved("handover", self.decoder.position(), "specs/rdma.md §2.3", rule);
-                Err(MigrationError::wire(CHANNEL)(error))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A part of a stream's section. START and END are empty.
-fn chunk_of_section(inbox: &Inbox, body: &[u8]) -> Result<(), MigrationError> {
-    if body.is_empty() {
-        return Ok(());
-    }
-    // The decoder has held the length against the most that a chunk has.
-    let mut payload = inbox.buffer(body.len() as u32)?;
-    payload.copy_from_slice(body);
-    inbox.put(payload)
 }
 
 fn page(block: usize, offset: u64) -> PageRun {

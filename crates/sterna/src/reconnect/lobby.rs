@@ -146,6 +146,11 @@ impl Lobby {
         self.changed.notify_all();
     }
 
+    /// Whether nothing of the last session is read any more, and no other has begun.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.lock().is_open
+    }
+
     /// No session begins any more.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();

@@ -37,8 +37,8 @@ pub(super) struct Postcopy {
     pub(super) commands: Mutex<Commands>,
     /// From LISTEN on.
     arriving: OnceLock<Arc<ArrivingPages>>,
-    /// The channel of requested pages, once it is here.
-    pub(super) preempt: Mutex<Option<Arc<Channel>>>,
+    /// The channel of requested pages, once it is here, and the number of its session.
+    pub(super) preempt: Mutex<Option<(u32, Arc<Channel>)>>,
     pub(super) preempt_came: Condvar,
     /// Whether requests go out; held while they do.
     pub(super) asking: Mutex<Asking>,
@@ -164,7 +164,7 @@ impl Postcopy {
 
     /// Ends the channel of requested pages.
     pub(super) fn shut_preempt(&self) {
-        if let Some(channel) = &*self.preempt.lock() {
+        if let Some((_, channel)) = &*self.preempt.lock() {
             channel.shutdown();
         }
         self.preempt_came.notify_all();

@@ -47,25 +47,44 @@ pub(in crate::incoming) fn take(
             return Err(MigrationError::Internal("a hello of full length is incomplete".to_owned()));
         };
         check(shared, greeting, &hello)?;
-        if shared.postcopy.arriving().is_some() {
-            let what =
-                format!("{}: an old preempt channel came, of a connection that is lost", channel.peer());
-            return Err(MigrationError::PeerMisbehaved { what });
+        // It states no number, so it belongs to the channels that the migration began with.
+        if session(shared) > 0 || shared.postcopy.arriving().is_some() {
+            return Err(old(channel));
         }
     }
-    put(shared, channel)
+    put(shared, channel, 0)
 }
 
-/// This is the preempt channel.
-pub(super) fn put(shared: &Shared, channel: &Arc<Channel>) -> Result<(), MigrationError> {
+fn old(channel: &Channel) -> MigrationError {
+    let what = format!("{}: an old preempt channel came, of a connection that is lost", channel.peer());
+    MigrationError::PeerMisbehaved { what }
+}
+
+/// The number of the session that is read: of precopy, or of a recovery, whose number is larger.
+pub(super) fn session(shared: &Shared) -> u32 {
+    shared.lobby.session().max(*shared.postcopy.recovered_session.lock())
+}
+
+/// This is the preempt channel of session `of`.
+pub(super) fn put(shared: &Shared, channel: &Arc<Channel>, of: u32) -> Result<(), MigrationError> {
+    if of != session(shared) || shared.lobby.is_open() {
+        return Err(old(channel));
+    }
     let mut place = shared.postcopy.preempt.lock();
-    if place.is_some() {
+    let there = place.as_ref().map(|(session, _)| *session);
+    if there.is_some_and(|there| there > of) {
+        return Err(old(channel));
+    }
+    if there == Some(of) {
         let what =
             format!("{}: it claims to be the preempt channel, which is connected already", channel.peer());
         return Err(MigrationError::PeerMisbehaved { what });
     }
     shared.begin_waiting_for(channel);
-    *place = Some(Arc::clone(channel));
+    // One of an older session that came just when its session was lost.
+    if let Some((_, lost)) = place.replace((of, Arc::clone(channel))) {
+        lost.shutdown();
+    }
     drop(place);
     shared.postcopy.preempt_came.notify_all();
     Ok(())
@@ -98,9 +117,10 @@ fn check(shared: &Shared, greeting: &Greeting<'_>, hello: &PreemptHello) -> Resu
 pub(super) fn await_channel(shared: &Shared) -> Result<Arc<Channel>, MigrationError> {
     let limit = shared.params.limits.setup;
     let until = Instant::now() + limit;
+    let now_read = session(shared);
     let mut place = shared.postcopy.preempt.lock();
     loop {
-        if let Some(channel) = &*place {
+        if let Some((_, channel)) = place.as_ref().filter(|(session, _)| *session == now_read) {
             return Ok(Arc::clone(channel));
         }
         if shared.is_stopping() {

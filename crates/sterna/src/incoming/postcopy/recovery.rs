@@ -47,7 +47,8 @@ pub(in crate::incoming) fn take_unproven(
     begin(shared, greeting.channel, None)
 }
 
-/// Takes a connection whose hello says that it belongs to a recovery, and proves it.
+/// Takes a connection whose hello says that it belongs to a recovery, or is the preempt channel of a session of precopy that is not
+/// the first, and proves it.
 pub(in crate::incoming) fn take(
     shared: &Shared,
     channel: &Arc<Channel>,
@@ -57,11 +58,15 @@ pub(in crate::incoming) fn take(
     if hello.channel != ReconnectChannel::Preempt {
         return take_main(shared, channel, hello, secret);
     }
-    let begun = *shared.postcopy.recovered_session.lock();
-    if !shared.capabilities.postcopy_preempt || hello.session != begun || !shared.is_recovering() {
-        return Err(refuse(channel, "brings a preempt channel that no recovery waits for"));
+    let is_due = match shared.postcopy.arriving() {
+        Some(_) => shared.is_recovering(),
+        // The channel of the first session has a hello of its own.
+        None => hello.session > 0,
+    };
+    if !shared.capabilities.postcopy_preempt || hello.session != preempt::session(shared) || !is_due {
+        return Err(refuse(channel, "brings a preempt channel that no session waits for"));
     }
-    preempt::put(shared, channel)
+    preempt::put(shared, channel, hello.session)
 }
 
 fn refuse(channel: &Channel, why: &str) -> MigrationError {

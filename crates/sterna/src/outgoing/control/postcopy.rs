@@ -6,15 +6,17 @@ use std::time::{Duration, Instant};
 use sterna_proto::source::{Cause, Event as Fed, Refusal, Source};
 use sterna_ram::{DirtyBitmaps, PAGE_SIZE};
 use sterna_transport::Channel;
-use sterna_wire::extension::{self, Features, PreemptHello};
+use sterna_wire::extension::{self, Features, PreemptHello, ReconnectChannel};
 use sterna_wire::main::{Command, encode_end};
 
 use super::{Control, explain};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
+use crate::identity;
 use crate::interruption::Break;
 use crate::outgoing::postcopy::Background;
 use crate::outgoing::postcopy::package::{discards, package, round_up};
+use crate::outgoing::postcopy::recovery::say_hello;
 use crate::outgoing::postcopy::sender::PageSender;
 use crate::outgoing::shared::Shared;
 use crate::postcopy::answers::PACKAGE_PING;
@@ -53,7 +55,7 @@ impl Control {
         }
         self.hints.stop();
         if shared.capabilities.postcopy_preempt && self.preempt.is_none() {
-            self.preempt = Some(connect_preempt(&shared)?);
+            self.preempt = Some(connect_preempt(&shared, self.reconnecting.session)?);
         }
         let guest_running = call("SourceVm::run_state", || shared.vm.run_state()) == RunState::Running;
         match shared.feed(Fed::PostcopyRequested { guest_running }) {
@@ -345,8 +347,9 @@ fn check_peer(features: Features, wants_preempt: bool) -> Result<(), MigrationEr
     }
 }
 
-/// Opens the channel of requested pages. A Sterna is told whose it is.
-fn connect_preempt(shared: &Shared) -> Result<Arc<Channel>, MigrationError> {
+/// Opens the channel of requested pages. A Sterna is told whose it is, and of which session: one that comes late, when the connection
+/// has been made anew, is not to be taken for the present one's.
+fn connect_preempt(shared: &Shared, session: u32) -> Result<Arc<Channel>, MigrationError> {
     let params = shared.params();
     let setup = params.limits.setup;
     let channel =
@@ -354,8 +357,10 @@ fn connect_preempt(shared: &Shared) -> Result<Arc<Channel>, MigrationError> {
             channel.set_stall_limit(Some(params.limits.stall));
             shared.adopt(channel)
         })?;
-    if shared.driver.inspect(Source::peer).sterna {
-        let identity = &shared.identity;
+    let identity = &shared.identity;
+    if session > 0 {
+        say_hello(&channel, identity, (session, ReconnectChannel::Preempt), identity::nonce()?)?;
+    } else if shared.driver.inspect(Source::peer).sterna {
         let mut hello = Vec::new();
         PreemptHello::new(identity.id, &identity.secret, &channel.tls_binding()).encode(&mut hello);
         channel.write_all(&hello)?;

@@ -2,6 +2,7 @@
 
 mod cuts;
 mod ends;
+mod preempt;
 mod strangers;
 mod streams;
 mod switchover;

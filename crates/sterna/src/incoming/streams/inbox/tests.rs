@@ -304,6 +304,40 @@ fn stream_of_a_lost_session_goes_on_behind_what_was_loaded() {
 }
 
 #[test]
+fn chunk_that_is_with_its_device_when_the_connection_is_lost_is_loaded_and_one_half_come_is_not() {
+    let inbox = inbox();
+    inbox.begin();
+    let first = inbox.begin_credit();
+    let put = |index| {
+        let mut buffer = inbox.buffer(data(index).len() as u32).unwrap();
+        buffer.copy_from_slice(&data(index));
+        inbox.put(buffer).unwrap();
+    };
+    put(0);
+    put(1);
+    let with_device = next_of(&inbox);
+    // Its lane closes before the rest of the payload.
+    drop(inbox.buffer(data(2).len() as u32).unwrap());
+    inbox.stop();
+    assert!(inbox.take().is_none(), "what waits is not loaded any more");
+    inbox.loaded(with_device, Duration::ZERO);
+
+    inbox.suspend();
+
+    assert_eq!(inbox.begin_credit() - first, data(0).len() as u64);
+    assert_eq!(inbox.progress(), (data(0).len() as u64, data(0).len() as u64), "nothing else has come");
+    put(2);
+    put(1);
+    for index in [1, 2] {
+        let chunk = next_of(&inbox);
+        assert_eq!(chunk.data(), &data(index)[data(index).len() - chunk.data().len()..]);
+        inbox.loaded(chunk, Duration::ZERO);
+    }
+    inbox.put(end(3)).unwrap();
+    inbox.all_came().unwrap();
+}
+
+#[test]
 fn stream_that_begins_anew_waits_until_what_was_loaded_is_forgotten() {
     let inbox = Arc::new(inbox());
     inbox.begin();

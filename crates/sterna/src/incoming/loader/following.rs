@@ -1,0 +1,77 @@
+//! What belongs to postcopy on the main channel: the package, and the pages that follow the guest.
+
+use std::sync::atomic::Ordering;
+
+use sterna_ram::PAGE_SIZE;
+use sterna_wire::main::Step;
+
+use super::{CHANNEL, Loader};
+use crate::error::MigrationError;
+use crate::incoming::postcopy;
+
+/// What a package has beside the bodies of devices: commands, and the heads of sections.
+const PACKAGE_SLACK: u64 = 1 << 20;
+
+impl Loader<'_> {
+    /// Reads all of a package, and has it loaded; meanwhile pages can come.
+    pub(super) fn package(&mut self, bytes: usize) -> Result<(), MigrationError> {
+        self.shared.postcopy.commands.lock().packaged()?;
+        let most = self.shared.expectations().device_state_bytes.saturating_add(PACKAGE_SLACK);
+        if bytes as u64 > most {
+            let what =
+                format!("a package of {bytes} bytes came, and this machine's devices have at most {most}");
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        let torn = |at| {
+            let what = format!("the main channel ended inside the package, at byte {at}");
+            Err(MigrationError::Transport(what, None))
+        };
+        if !self.reader.fill(bytes)? {
+            return torn(self.decoder.position());
+        }
+        let (mut items, mut left) = (Vec::new(), bytes);
+        while left > 0 {
+            let step =
+                self.decoder.next(&self.reader.bytes()[..left]).map_err(MigrationError::wire(CHANNEL))?;
+            let consumed = match step {
+                Step::Partial { consumed } => consumed,
+                Step::Item { item, consumed } => {
+                    items.push(item);
+                    consumed
+                }
+                Step::NeedMore(_) | Step::End => {
+                    let what = "the package ends inside an element (specs/postcopy.md §2)".to_owned();
+                    return Err(MigrationError::PeerMisbehaved { what });
+                }
+            };
+            self.consume(consumed);
+            left -= consumed;
+        }
+        postcopy::take_package(self.shared, items)
+    }
+
+    /// A page that comes while the guest runs.
+    pub(super) fn following_page(&mut self, block: usize, offset: u64) -> Result<(), MigrationError> {
+        if !self.reader.fill(PAGE_SIZE)? {
+            let what = format!("the main channel ended inside a page, at byte {}", self.decoder.position());
+            return Err(MigrationError::Transport(what, None));
+        }
+        let shared = self.shared;
+        let content = &self.reader.bytes()[..PAGE_SIZE];
+        if let Some(arriving) = shared.postcopy.arriving() {
+            arriving.page(block, offset / PAGE_SIZE as u64, content)?;
+        }
+        self.consume(PAGE_SIZE);
+        self.decoder.payload_consumed();
+        shared.normal_pages.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn following_zero(&self, block: usize, offset: u64) -> Result<(), MigrationError> {
+        if let Some(arriving) = self.shared.postcopy.arriving() {
+            arriving.zero(block, offset / PAGE_SIZE as u64)?;
+        }
+        self.shared.zero_pages.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
