@@ -2,7 +2,7 @@
 //! `e2e` (whole migrations on loopback against a plain copy), `disk` (a local disk that travels, against a plain copy of its data), `converge` (forecasts, pauses and dirty rates of guests
 //! that write), `qemu` (Sterna's programs beside QEMU's, in one run), `colo` (protected guests, QEMU's beside Sterna's), `lazy` (the time
 //! to a guest's first instruction out of an image), `postcopy` (a guest that runs before its memory is there, QEMU's beside Sterna's), `same-host`
-//! (moves to another process of the same host, likewise), `rdma` (Sterna and QEMU
+//! (moves to another process of the same host, likewise), `cuts` (what is sent again after a network was away), `rdma` (Sterna and QEMU
 //! over soft-RoCE, in the lab VM) and `linux` (a Linux guest in the reference machine and in QEMU's microvm, there as well).
 
 use crate::parts::{Outcome, Parts};
@@ -12,7 +12,7 @@ use crate::{lab, roots};
 
 const BENCHES: [&str; 4] = ["micro", "sync", "e2e", "disk"];
 
-/// `cargo xtask bench [micro|sync|e2e|disk|converge|qemu|colo|lazy|postcopy|same-host|rdma|linux] [-- ARGS]`; those after `disk` only if they are named.
+/// `cargo xtask bench [micro|sync|e2e|disk|converge|qemu|colo|lazy|postcopy|same-host|cuts|rdma|linux] [-- ARGS]`; those after `disk` only if they are named.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (ours, theirs) = crate::demo::split_at_dashes(arguments);
     let wanted: Vec<&str> = match ours {
@@ -22,12 +22,13 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "lazy" => return with_qemu("lazy-bench", theirs),
         [one] if one == "postcopy" => return with_qemu("postcopy-bench", theirs),
         [one] if one == "same-host" => return with_qemu("same-host-bench", theirs),
+        [one] if one == "cuts" => return with_sterna("cuts-bench", theirs),
         [one] if one == "converge" => return with_qemu("converge", theirs),
         [one] if one == "rdma" || one == "linux" => return in_lab(one, theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, rdma or linux"
             )));
         }
     };
@@ -41,6 +42,11 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
 /// Builds the root with QEMU, the `sterna` command and a bench that runs both, and runs it.
 fn with_qemu(program: &str, arguments: &[String]) -> std::result::Result<(), Failure> {
     roots::command(&["qemu".to_owned()])?;
+    with_sterna(program, arguments)
+}
+
+/// Builds the `sterna` command and a bench that runs it, and runs it.
+fn with_sterna(program: &str, arguments: &[String]) -> std::result::Result<(), Failure> {
     let mut parts = Parts::default();
     parts.part(program, || {
         let mut build = process::cargo();
