@@ -113,7 +113,10 @@ impl Slow {
     fn refuses(&self, hello: &[u8], why: &str) {
         let before = warnings(&self.warned.events()).len();
         let mut got = Vec::new();
-        let _ = self.dial(hello).read_to_end(&mut got);
+        let mut stream = self.dial(hello);
+        // One that is taken stays open.
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let _ = stream.read_to_end(&mut got);
         assert_eq!(got, b"", "{why}");
         eventually(why, || warnings(&self.warned.events())[before..].iter().any(|text| text.contains(why)));
     }
