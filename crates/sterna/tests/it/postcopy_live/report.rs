@@ -103,6 +103,8 @@ fn each_pause_is_told_with_what_broke_it_and_what_was_sent_again() {
         eventually("pages", || postcopy().channels.iter().any(|channel| channel.sent_bytes > 0));
         split.cable.set_down(true);
         until_status(&split.migration, Status::PostcopyPaused);
+        // It is noted right after the status is.
+        eventually("the pause", || postcopy().paused.is_some());
         let paused = postcopy();
         let now = paused.paused.expect("it is paused");
         assert!(!now.why.is_empty() && now.at >= paused.at, "{now:?}");
