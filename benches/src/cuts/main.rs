@@ -18,7 +18,6 @@ use sterna::Statistics;
 use sterna_benches::goal::{Bound, Goal};
 use sterna_benches::machines::Lab;
 use sterna_benches::markdown::{self, Measured};
-use sterna_benches::peer::Peer;
 use sterna_benches::{Failure, goal};
 
 use relay::Relay;
@@ -144,7 +143,7 @@ fn once(lab: &Lab, args: &Args, percent: u64, channels: u64) -> Result<Row, Fail
     relay.cut(Duration::from_secs_f64(args.seconds));
     source.wait_until_over(PATIENCE)?;
     let took = began.elapsed();
-    let statistics = source.execute("x-sterna-migration-statistics", Value::Null)?;
+    let statistics = source.execute("x-sterna-migration-statistics", Value::Null)?["outgoing"].take();
     let statistics: Statistics =
         serde_json::from_value(statistics).map_err(|error| format!("the statistics: {error}"))?;
     let [lost] = &statistics.reconnections[..] else {

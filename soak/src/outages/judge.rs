@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sterna::ram::DirtyBitmaps;
-use sterna::{Arrival, Outcome, RunState, SourceVm, Vm};
+use sterna::{Arrival, Outcome, RunState, SourceVm, Status, Vm};
 use sterna_guests::ProcessGuest;
 
 use super::case::{Case, Kind};
@@ -83,6 +83,11 @@ pub(super) fn at_destination(there: &There) -> Result<At, String> {
                 return Err("a guest that runs and lacks pages was given up".into());
             }
             return Ok(At::Waits);
+        }
+        // The last page came, and the end of the stream was lost with its source: the guest is whole, and nobody says so.
+        None if runs && there.incoming.status() == Status::PostcopyPaused => {
+            whole(&there.vm.guest).map_err(|error| format!("at the destination: {error}"))?;
+            At::Runs
         }
         other => {
             return Err(format!(
