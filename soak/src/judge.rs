@@ -177,8 +177,8 @@ fn expected(play: &Play) -> (Option<bool>, Option<bool>) {
 }
 
 /// The guest lives, and its memory is one consistent cut.
-fn whole(guest: &ProcessGuest) -> Judgement {
-    if !guest.wait_progress(1, Duration::from_secs(20)) {
+pub(crate) fn whole(guest: &ProcessGuest) -> Judgement {
+    if !guest.wait_progress(1, Duration::from_secs(60)) {
         return Err("the guest stands still".into());
     }
     guest.pause().map_err(|error| error.to_string())?;

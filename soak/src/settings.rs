@@ -88,7 +88,8 @@ impl Settings {
             ..Capabilities::default()
         };
         let operator_decides = random.u64(..2) == 0;
-        let banks = banks(&mut random, stop);
+        let count = if stop.needs_banks() { 1 + random.u64(..3) } else { random.u64(..2) * random.u64(..4) };
+        let banks = banks(&mut random, count);
         // From room for one chunk on.
         let max_queued_stream_bytes = [1, 1 << 20, 16 << 20][random.usize(..3)];
         let params = Parameters { max_queued_stream_bytes, ..params };
@@ -96,8 +97,8 @@ impl Settings {
     }
 }
 
-fn banks(random: &mut fastrand::Rng, stop: Stop) -> Vec<StateBankConfig> {
-    let count = if stop.needs_banks() { 1 + random.u64(..3) } else { random.u64(..2) * random.u64(..4) };
+/// So many devices with state of every kind.
+pub(crate) fn banks(random: &mut fastrand::Rng, count: u64) -> Vec<StateBankConfig> {
     let bank = |number| StateBankConfig {
         name: format!("bank {number}"),
         state_bytes: 1 + random.u64(..1 << 20),

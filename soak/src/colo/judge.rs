@@ -11,6 +11,7 @@ use super::case::Case;
 use super::play::{Ends, Play, until};
 use super::trouble::Trouble;
 use super::voice::numbers;
+use crate::judge::whole;
 
 impl Play {
     /// Who has the guest; none, if it is gone with a standby that had won it.
@@ -146,17 +147,4 @@ impl Play {
 
 fn runs(guest: &ProcessGuest) -> bool {
     guest.run_state() == RunState::Running
-}
-
-/// The guest lives, and its memory is one consistent cut.
-pub(super) fn whole(guest: &ProcessGuest) -> Result<(), String> {
-    if !guest.wait_progress(1, LONGEST) {
-        return Err("the guest stands still".into());
-    }
-    guest.pause().map_err(|error| error.to_string())?;
-    let verdict = guest.check().map_err(|error| error.to_string())?;
-    if !verdict.is_consistent() {
-        return Err(verdict.to_string());
-    }
-    guest.cont().map_err(|error| error.to_string())
 }

@@ -9,8 +9,8 @@ use sterna_guests::{Fill, ProcessGuest};
 
 use super::LONGEST;
 use super::case::Case;
-use super::judge::whole;
 use super::play::Play;
+use crate::judge::whole;
 use crate::leaks::{Belongings, resident_bytes};
 
 /// Checkpoints until memory, descriptors and threads are as they stay.

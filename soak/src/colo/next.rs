@@ -9,9 +9,9 @@ use sterna_guests::ProcessGuest;
 
 use super::LONGEST;
 use super::case::Case;
-use super::judge::whole;
 use super::play::{Play, until};
 use super::vm::{Plans, Troubled};
+use crate::judge::whole;
 
 impl Case {
     /// To the place that has lost, or to a new one.

@@ -11,6 +11,7 @@ use sterna_guests::{Fill, Pattern};
 use super::LONGEST;
 use super::plants::Plant;
 use super::trouble::{self, Moment, Order, Trouble, Way, What, Which};
+use crate::settings::banks;
 use crate::stop::Side;
 
 /// Longer than a network is down in any case.
@@ -80,7 +81,8 @@ impl Case {
         let compression = if lanes == 0 { Compression::None } else { compressions[random.usize(..3)] };
         // In postcopy they are refused by name.
         let has_no_banks = lanes == 0 || kind == Kind::Postcopy;
-        let banks = if has_no_banks || random.u8(..4) > 0 { Vec::new() } else { banks(&mut random) };
+        let count = if has_no_banks || random.u8(..4) > 0 { 0 } else { 1 + random.u64(..2) };
+        let banks = banks(&mut random, count);
         let megabytes = |random: &mut fastrand::Rng| [16, 64, 256, 0][random.usize(..4)] << 20;
         let mut case = Self {
             kind,
@@ -208,18 +210,4 @@ fn guest(random: &mut fastrand::Rng, seed: u64) -> ProcessConfig {
         seed,
         ..ProcessConfig::default()
     }
-}
-
-fn banks(random: &mut fastrand::Rng) -> Vec<StateBankConfig> {
-    let count = 1 + random.u64(..2);
-    let bank = |number| StateBankConfig {
-        name: format!("bank {number}"),
-        state_bytes: 1 + random.u64(..1 << 20),
-        precopy_percent: [0, 50, 90][random.usize(..3)],
-        dirty_rate: [0, 4 << 20][random.usize(..2)],
-        seed: random.u64(..),
-        p2p: random.u64(..4) > 0,
-        ..StateBankConfig::default()
-    };
-    (0..count).map(bank).collect()
 }

@@ -1,16 +1,12 @@
 //! What must be true of a case, whatever happened to it.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use sterna::ram::DirtyBitmaps;
 use sterna::{Arrival, Outcome, RunState, SourceVm, Status, Vm};
-use sterna_guests::ProcessGuest;
 
 use super::case::{Case, Kind};
 use super::side::{Here, There};
 use super::trouble::{Order, What};
-use crate::judge::{devices, forgotten};
+use crate::judge::{devices, forgotten, whole};
 use crate::outages::cable::Cable;
 use crate::stop::Side;
 
@@ -116,17 +112,4 @@ pub(super) fn may_fail(case: &Case, cable: &Cable) -> bool {
             // The switch is tried once.
             || (case.kind == Kind::Postcopy && struck.is_switched)
     })
-}
-
-/// The guest lives, and its memory is one consistent cut.
-pub(super) fn whole(guest: &Arc<ProcessGuest>) -> Result<(), String> {
-    if !guest.wait_progress(1, Duration::from_secs(20)) {
-        return Err("the guest stands still".into());
-    }
-    guest.pause().map_err(|error| error.to_string())?;
-    let verdict = guest.check().map_err(|error| error.to_string())?;
-    if !verdict.is_consistent() {
-        return Err(verdict.to_string());
-    }
-    guest.cont().map_err(|error| error.to_string())
 }

@@ -12,6 +12,7 @@ use sterna_guests::{Fill, Pattern, ProcessGuest};
 use sterna_transport::rdma::double::{Host, Network, Settings};
 
 use super::disturbance::Disturbance;
+use crate::judge::whole;
 
 /// Nothing may take longer, on a machine as busy as it likes.
 const LONGEST: Duration = Duration::from_secs(120);
@@ -278,17 +279,4 @@ impl Play {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-}
-
-/// The guest lives, and its memory is one consistent cut.
-fn whole(guest: &Arc<ProcessGuest>) -> Result<(), String> {
-    if !guest.wait_progress(1, Duration::from_secs(60)) {
-        return Err("the guest stands still".into());
-    }
-    guest.pause().map_err(|error| error.to_string())?;
-    let verdict = guest.check().map_err(|error| error.to_string())?;
-    if !verdict.is_consistent() {
-        return Err(verdict.to_string());
-    }
-    guest.cont().map_err(|error| error.to_string())
 }

@@ -4,9 +4,9 @@ use sterna_guests::ProcessGuest;
 
 use super::account::Account;
 use super::packets::Packet;
-use crate::colo::judge::whole;
 use crate::colo::play::{Again, until};
 use crate::colo::voice::{Voice, numbers};
+use crate::judge::whole;
 
 /// The most that a process may have been about to write when it was frozen: a piece of the gate's.
 const LEAVING: usize = 4096;
