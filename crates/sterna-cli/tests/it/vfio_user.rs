@@ -1,6 +1,7 @@
 //! `sterna run --vfio-user`: machines with devices in other processes, here threads of the test, migrate and are saved.
 #![allow(clippy::print_stderr, reason = "a test that cannot run here says so")]
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -53,7 +54,8 @@ fn start(
         .spawn()
         .unwrap();
     let began = Instant::now();
-    while !qmp.exists() {
+    // The file is there a moment before anybody listens.
+    while UnixStream::connect(&qmp).is_err() {
         assert!(began.elapsed() < LIMIT, "no monitor");
         if child.try_wait().unwrap().is_some() {
             let said = std::fs::read_to_string(said).unwrap();

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
@@ -111,10 +111,11 @@ fn destination_process() {
     let vm = TestVm::new(ProcessGuest::waiting(small()).unwrap());
     let moment = moment.to_string_lossy().into_owned();
     let dying = Arc::new(Dying { vm: Arc::clone(&vm), moment });
-    let address = sterna::Address::Unix(path.into());
+    let address = sterna::Address::Unix(path.clone().into());
     let params = Parameters { limits: support::SHORT, ..common::parameters() };
     let incoming =
         Incoming::listen(dying, &address, params, Capabilities::default(), Arc::new(())).expect("listening");
+    std::fs::write(ready(Path::new(&path)), "").unwrap();
     match incoming.wait() {
         Arrival::Completed(_) => common::assert_lives_on(&vm.guest),
         other => panic!("{other:?}"),
@@ -134,8 +135,14 @@ fn spawn(place: &Place, moment: &str, uid: Option<u32>) -> Child {
         command.uid(uid).gid(uid);
     }
     let child = command.spawn().unwrap();
-    support::eventually("the destination's socket", || place.path.exists());
+    // The socket's file is there a moment before anybody listens.
+    support::eventually("the destination's socket", || ready(&place.path).exists());
     child
+}
+
+/// The file that a destination makes when it listens at `path`.
+fn ready(path: &Path) -> PathBuf {
+    path.with_extension("ready")
 }
 
 struct Source {
