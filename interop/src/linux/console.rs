@@ -14,7 +14,7 @@ use crate::Failure;
 use crate::scenarios::ensure;
 
 /// How long the guest may take for anything.
-pub(super) const PATIENCE: Duration = Duration::from_secs(180);
+pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What the guest says, in whichever machine it is.
 #[derive(Clone, Default)]

@@ -23,7 +23,7 @@ const SIOCBRADDIF: c_ulong = 0x89a2;
 /// The address of a guest's card, where it must be known.
 pub(super) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0x0a, 0x0f, 0x02];
 /// How long the guest may be silent before the peer gives up.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What the peer has seen.
 #[derive(Debug, Clone, Copy)]

@@ -10,7 +10,7 @@ use crate::terminal;
 /// Which migration or protection, and where its guest is.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// QMP socket of the source; of a protection: of the primary, or of `sterna protect`
+    /// QMP socket of the source; of a protection: of the primary, of `sterna protect`, or of a Sterna VM that is the standby
     pub socket: Endpoint,
     /// Which side has the guest. Check the destination (of a protection: the standby) first: two running guests on one disk destroy it
     pub guest: Side,
@@ -28,8 +28,11 @@ pub enum Side {
 /// Decides.
 pub fn execute(arguments: &Arguments) -> Done {
     let (word, then) = match arguments.guest {
-        Side::Source => ("source", "the guest runs on at the source"),
-        Side::Destination => ("destination", "the destination has the guest; this VM can be quit"),
+        Side::Source => ("source", "the guest goes on at the source (of a protection: at the primary)"),
+        Side::Destination => (
+            "destination",
+            "the destination (of a protection: the standby) has the guest; the source can be quit",
+        ),
     };
     Monitor::connect(&arguments.socket)?.execute("x-sterna-decide", json!({ "guest": word }))?;
     terminal::note(then);

@@ -220,6 +220,36 @@ fn arbiter_that_is_out_of_reach_is_named_at_both_sides_and_the_guest_waits() {
     });
 }
 
+/// Where an operator is the arbiter, `sterna takeover` is the claim: of a guest whose primary is dead, and of one that its primary gives.
+#[test]
+fn word_of_an_operator_who_is_the_arbiter_is_the_claim() {
+    let site = Site::new();
+    let start = |side: &str, more: &[&str]| {
+        site.start(side, vm_with(&site, side, "ask").arg("--lease=2s").args(more))
+    };
+    let protect = |from, to| Process(site.protect(from, to, &[]).spawn().unwrap());
+    let mut primary = start("a", &[]);
+    let _standby = start("b", &["--incoming=defer"]);
+    let _protects = protect("a", "b");
+    site.await_checkpoints("b", 3);
+
+    primary.kill();
+    wait("the question", || site.report("b")["state"] == "claiming");
+    assert!(!site.is_running("b"), "nobody has decided");
+    assert!(command("takeover", &site.socket("b"), &[]).status.success());
+    wait("the guest", || site.is_running("b"));
+    assert_consistent(&site, "b");
+
+    let _another = start("a", &["--incoming=defer"]);
+    let mut protects = protect("b", "a");
+    site.await_checkpoints("a", 3);
+    assert!(command("takeover", &site.socket("a"), &["--planned"]).status.success());
+    wait("the guest", || site.is_running("a"));
+    assert_eq!(protects.wait(), Some(0), "{}", site.protect_said());
+    assert!(!site.is_running("b"));
+    assert_consistent(&site, "a");
+}
+
 #[test]
 fn what_cannot_carry_checkpoints_is_refused_in_one_sentence_and_the_guest_runs_on() {
     let site = Site::new();

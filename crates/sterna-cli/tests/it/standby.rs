@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// Ends the command whatever happens.
 struct Ended(Child);
 
@@ -40,6 +42,27 @@ fn first_line_of_json_says_where_it_listens_and_it_does() {
             _ => drop(TcpStream::connect(address).unwrap()),
         }
     }
+}
+
+#[test]
+fn standby_that_is_ended_before_a_primary_came_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    command.arg("standby").arg(format!("listen:unix:{}", directory.path().join("standby").display()));
+    command.arg("--image").arg(directory.path().join("image")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut standby = Ended(command.spawn().unwrap());
+    let mut lines = BufReader::new(standby.0.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+
+    kill_process(Pid::from_child(&standby.0), Signal::INT).unwrap();
+
+    let ended = std::io::read_to_string(standby.0.stderr.take().unwrap()).unwrap();
+    assert!(ended.contains("no primary had come"), "{ended}");
+    assert_eq!(
+        (first.as_str(), std::io::read_to_string(lines).unwrap().as_str()),
+        ("waiting for a primary\n", "")
+    );
 }
 
 #[test]

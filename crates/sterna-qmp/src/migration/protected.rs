@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sterna::replica::machines::{primary, standby};
-use sterna::replica::{CheckpointCopy, CheckpointMode, ContactRules, Primary, Standby, StandbyState};
+use sterna::replica::{
+    CheckpointCopy, CheckpointMode, ContactRules, Primary, Standby, StandbyContact, StandbyState,
+};
 use sterna::{Address, IncomingStatistics, Migration, Parameters, Recording, Statistics, Status};
 
 use super::colo;
@@ -20,7 +23,37 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) struct ProtectedGuest(pub(super) Primary, pub(super) Option<Decide>, pub(super) u64);
 
 /// A VM that is the standby of another's guest.
-pub(super) struct StandbyVm(pub(super) Standby, pub(super) Option<Decide>);
+pub(super) struct StandbyVm {
+    standby: Standby,
+    decide: Option<Decide>,
+    /// Where an operator is the arbiter: the takeover that was wished, until it is the claim.
+    wished: Mutex<Option<Wish>>,
+}
+
+/// A takeover that an operator wishes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// The primary gives its guest.
+    Planned,
+    /// The primary's guest does not run.
+    Unplanned,
+}
+
+impl StandbyVm {
+    pub(super) fn new(standby: Standby, decide: Option<Decide>) -> Self {
+        Self { standby, decide, wished: Mutex::default() }
+    }
+
+    /// The operator's word is the claim, once one waits for it. A guest that was to be given, and was not, is its primary's.
+    fn look_at_wish(&self, contact: &StandbyContact) {
+        let Some(wish) = *self.wished.lock() else { return };
+        let is_due = contact.state().state == standby::State::Claiming
+            && (wish == Wish::Unplanned || contact.is_given());
+        if is_due && colo::decide(self.decide.as_ref(), true).is_ok() {
+            *self.wished.lock() = None;
+        }
+    }
+}
 
 /// What a standby in contact goes by.
 pub(super) fn rules(means: &ProtectionMeans) -> ContactRules {
@@ -182,11 +215,11 @@ impl Protection for ProtectedGuest {
 
 impl Receiving for StandbyVm {
     fn address(&self) -> Address {
-        self.0.address()
+        self.standby.address()
     }
 
     fn status(&self) -> Status {
-        match self.0.state() {
+        match self.standby.state() {
             StandbyState::Waiting => Status::Setup,
             StandbyState::Seeding => Status::Active,
             StandbyState::TakenOver => Status::Completed,
@@ -196,10 +229,10 @@ impl Receiving for StandbyVm {
     }
 
     fn statistics(&self) -> IncomingStatistics {
-        let counts = self.0.statistics();
+        let counts = self.standby.statistics();
         IncomingStatistics {
             status: self.status(),
-            error: match self.0.state() {
+            error: match self.standby.state() {
                 StandbyState::Failed(why) => Some(why.to_string()),
                 StandbyState::Discarded => {
                     Some("the protection ended, and the guest is at its primary".to_owned())
@@ -217,7 +250,7 @@ impl Receiving for StandbyVm {
     }
 
     fn cancel(&self, _: bool) -> Result<(), String> {
-        self.0.cancel().map_err(|refusal| refusal.to_string())
+        self.standby.cancel().map_err(|refusal| refusal.to_string())
     }
 
     fn set_autostart(&self, _: bool) -> bool {
@@ -236,17 +269,17 @@ impl Receiving for StandbyVm {
 
 impl Protection for StandbyVm {
     fn mode(&self) -> Option<&'static str> {
-        matches!(self.0.state(), StandbyState::Following | StandbyState::Lost(_)).then_some("secondary")
+        matches!(self.standby.state(), StandbyState::Following | StandbyState::Lost(_)).then_some("secondary")
     }
 
     fn report(&self) -> Value {
-        let mut report = StandbyReport::of(&self.0).to_json();
+        let mut report = StandbyReport::of(&self.standby).to_json();
         report["side"] = "secondary".into();
         report
     }
 
     fn generation(&self) -> u64 {
-        self.0.contact().map_or(0, |contact| contact.protection().generation)
+        self.standby.contact().map_or(0, |contact| contact.protection().generation)
     }
 
     fn unprotect(&self) -> Result<(), String> {
@@ -254,17 +287,25 @@ impl Protection for StandbyVm {
     }
 
     fn take_over(&self, is_planned: bool) -> Result<(), String> {
-        let contact = self.0.contact().ok_or("no primary is or was in contact")?;
+        let contact = self.standby.contact().ok_or("no primary is or was in contact")?;
         let state = contact.state().state;
         let is_failed =
             matches!(state, standby::State::Unready | standby::State::Unfenced | standby::State::Held);
         // The operator's word is for the step that failed, if one has.
-        let told = if is_failed { contact.retry() } else { contact.take_over(is_planned) };
-        told.map_err(|refusal| refusal.to_string())
+        if is_failed {
+            return contact.retry().map_err(|refusal| refusal.to_string());
+        }
+        if state != standby::State::Claiming || is_planned || self.decide.is_none() {
+            contact.take_over(is_planned).map_err(|refusal| refusal.to_string())?;
+        }
+        if self.decide.is_some() {
+            *self.wished.lock() = Some(if is_planned { Wish::Planned } else { Wish::Unplanned });
+        }
+        Ok(())
     }
 
     fn decide(&self, is_at_primary: bool) -> Result<(), String> {
-        colo::decide(self.1.as_ref(), !is_at_primary)
+        colo::decide(self.decide.as_ref(), !is_at_primary)
     }
 
     fn set_delay(&self, _: Duration) {}
@@ -277,18 +318,18 @@ impl Protection for StandbyVm {
 
     fn wait(&self) -> ProtectionEnd {
         loop {
-            match self.0.state() {
+            match self.standby.state() {
                 StandbyState::Failed(_) => return ProtectionEnd::Failed,
                 StandbyState::TakenOver | StandbyState::Discarded => break,
                 _ => {}
             }
-            match self.0.contact() {
+            match self.standby.contact() {
                 Some(contact) if contact.wait(LOOK).is_some() => break,
-                Some(_) => {}
+                Some(contact) => self.look_at_wish(&contact),
                 None => std::thread::sleep(LOOK),
             }
         }
-        match self.0.contact().and_then(|contact| contact.state().outcome) {
+        match self.standby.contact().and_then(|contact| contact.state().outcome) {
             Some(standby::Outcome::Running(_)) => ProtectionEnd::Here { is_wanted: true },
             _ => ProtectionEnd::There { is_planned: false },
         }

@@ -82,7 +82,7 @@ impl Engine for SternaEngine {
         let survivor = Arc::new(survivor.saying_again(move |position, bytes| say_again(position, bytes)));
         let rules = Some(protected::rules(&means));
         let standby = Standby::protect(at, &options, parameters, capabilities, observer, survivor, rules);
-        Ok(Arc::new(StandbyVm(standby.map_err(refused)?, means.decide.clone())))
+        Ok(Arc::new(StandbyVm::new(standby.map_err(refused)?, means.decide.clone())))
     }
 }
 

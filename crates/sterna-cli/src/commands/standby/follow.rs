@@ -24,6 +24,8 @@ pub struct Following<'a> {
     pub arguments: &'a Arguments,
     pub bus: &'a EventBus,
     before: StandbyStatistics,
+    /// The last one that was printed.
+    line: String,
     contact: Option<StandbyContact>,
     told: Option<State>,
     is_loss_told: bool,
@@ -36,9 +38,9 @@ pub struct Following<'a> {
 
 impl<'a> Following<'a> {
     pub fn new(desk: &'a Desk, arguments: &'a Arguments, bus: &'a EventBus) -> Self {
-        let (before, contact, told, is_loss_told, failures, is_launched) = Default::default();
+        let (before, line, contact, told, is_loss_told, failures, is_launched) = Default::default();
         let began = Instant::now();
-        Self { desk, arguments, bus, before, contact, told, is_loss_told, failures, is_launched, began }
+        Self { desk, arguments, bus, before, line, contact, told, is_loss_told, failures, is_launched, began }
     }
 
     pub fn run(mut self) -> Done {
@@ -51,8 +53,7 @@ impl<'a> Following<'a> {
             }
             if Instant::now() >= due {
                 due = Instant::now() + LINE;
-                terminal::print(&say::line(self.arguments.json, &report, &self.before));
-                self.before = report.statistics;
+                self.print_line(&report);
             }
             self.desk.interrupts.sleep(LOOK, seen);
             if self.desk.interrupts.count() > seen {
@@ -61,6 +62,16 @@ impl<'a> Following<'a> {
                     return done;
                 }
             }
+        }
+    }
+
+    /// A line a second, but not the same one again and again: a primary may come in days.
+    fn print_line(&mut self, report: &StandbyReport) {
+        let line = say::line(self.arguments.json, report, &self.before);
+        self.before = report.statistics.clone();
+        if self.arguments.json || line != self.line {
+            terminal::print(&line);
+            self.line = line;
         }
     }
 
@@ -162,7 +173,11 @@ impl<'a> Following<'a> {
         if let Some(contact) = self.desk.standby.contact() {
             return self.interrupted_in_contact(&contact);
         }
-        if let StandbyState::Lost(_) = self.desk.standby.state() {
+        let state = self.desk.standby.state();
+        if let StandbyState::Waiting = state {
+            return Some(Err(Stop::with(Status::Cancelled, "ended; no primary had come")));
+        }
+        if let StandbyState::Lost(_) = state {
             if self.failures < FAILURES {
                 return self.take_over("request");
             }

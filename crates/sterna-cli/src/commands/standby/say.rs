@@ -88,10 +88,7 @@ pub fn note(report: &StandbyReport) -> Option<String> {
              checkpoint is made ready",
             units::time(contact.patience)
         ),
-        State::Unready => format!(
-            "sterna: error: the checkpoint could not be made ready: {why}. It is held and nothing was claimed: mend that, then \
-             `sterna takeover`"
-        ),
+        State::Unready => format!("sterna: error: {why}. Nothing was claimed; `sterna takeover` tries again"),
         State::Claiming => format!("sterna: ready; the arbiter {spec} is asked"),
         State::Fencing => "sterna: the claim is won; the primary is fenced".to_owned(),
         State::Unfenced => format!(
