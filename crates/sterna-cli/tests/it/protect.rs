@@ -145,7 +145,9 @@ fn primary_of_a_killed_standby_goes_on_alone() {
     pair.standby.kill();
 
     let (status, said) = pair.protect_ends();
-    assert_eq!(status, Some(0), "{said}");
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("the standby was lost") && said.contains("the claim is won"), "{said}");
+    assert!(!said.contains("cancelled"), "that is what follows, and not why: {said}");
     assert!(pair.is_running("a"));
     assert_eq!(pair.ask("a", "query-colo-status")["last-mode"], "primary");
     assert_consistent(&pair, "a");

@@ -157,6 +157,7 @@ impl Protection for ProtectedGuest {
             "output-delay-p99": seconds(counts.output.delay_p99),
             "transferred-bytes": self.0.migration().statistics().transferred_bytes,
             "outcome": state.outcome.map(|outcome| outcome_word(&outcome)),
+            "alone-by": state.outcome.and_then(|outcome| alone_by(&outcome)),
             "trouble": state.trouble,
         })
     }
@@ -347,6 +348,15 @@ fn primary_word(state: primary::State) -> &'static str {
         primary::State::HandedOver => "handed over",
         primary::State::Lost => "lost",
         primary::State::Failed => "failed",
+    }
+}
+
+/// What lets the guest run here unprotected.
+fn alone_by(outcome: &primary::Outcome) -> Option<&'static str> {
+    match outcome {
+        primary::Outcome::Alone(primary::Because::Never) => Some("standby"),
+        primary::Outcome::Alone(primary::Because::Claim) => Some("arbiter"),
+        _ => None,
     }
 }
 

@@ -150,6 +150,9 @@ fn ended(arguments: &Arguments, outcome: &str, report: &Value) -> Done {
     }
     let trouble = report["trouble"].as_str().unwrap_or("no reason is known");
     match outcome {
+        "alone" if report["alone-by"] == "arbiter" => Err(Stop::failed(format!(
+            "the standby was lost ({trouble}), and the claim is won: the guest runs on here, unprotected"
+        ))),
         "alone" => {
             let why = report["trouble"].as_str().map_or_else(String::new, |trouble| format!(": {trouble}"));
             terminal::note(&format!("the guest is not protected any more and runs on here{why}"));

@@ -73,6 +73,8 @@ impl Control {
                 tracing::debug!(%error, "checkpoints end");
                 drop(ends);
                 protecting.inbox.fail(error.clone());
+                // A channel that is closed after another one was lost says only that.
+                let error = protecting.inbox.error().unwrap_or(error);
                 self.shared.note_error(error.clone());
                 protecting.overseer.failed(&error);
                 // The protection's machine decides who runs the guest now.
