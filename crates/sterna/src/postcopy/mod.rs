@@ -8,6 +8,7 @@
 //! | module | contains |
 //! | --- | --- |
 //! | `order` | which page goes out next. Pure |
+//! | `pace` | how fast pages that nobody asks for may go out |
 //! | `answers` | what a destination may say, and when. Pure |
 //! | `stream`, `records` | the bytes: everything but the pages, and pages |
 //! | `store`, `cache`, `served` | an image's pages at random, in bounded memory, for all who are served |
@@ -21,6 +22,7 @@ mod cache;
 mod link;
 mod listener;
 pub(crate) mod order;
+pub(crate) mod pace;
 mod reception;
 mod records;
 mod sender;

@@ -9,6 +9,7 @@ use sterna_wire::PAGE_SIZE;
 
 use super::cache::Key;
 use super::order::{CHUNK_PAGES, PageOrder};
+use super::pace::Pace;
 use super::records::{Encoded, encode};
 use super::shared::{Shared, State};
 use crate::error::MigrationError;
@@ -46,6 +47,7 @@ pub(crate) fn send_background(shared: &Shared, channels: &Channels) -> Result<()
     let section = Some(shared.image.shape().ram.section_id);
     let depth = AHEAD.min(cache.slots() / 2);
     let mut out = Vec::with_capacity(CHUNK_BYTES + CHUNK_BYTES / 8);
+    let pace = Pace::default();
     while let Some((run, ahead)) = next_background(shared, channels, depth)? {
         let held = |key: &Key| {
             let first = key.1 * CHUNK_PAGES;
@@ -63,6 +65,10 @@ pub(crate) fn send_background(shared: &Shared, channels: &Channels) -> Result<()
             encode(&shared.image, section, run, None, &mut out)?
         };
         channels.write(&out)?;
+        if channels.preempt.is_some() {
+            // Without that channel the background stands aside for each request as it is.
+            pace.keep(0, &channels.main);
+        }
         shared.change(|state| count(state, encoded, out.len()));
     }
     Ok(())

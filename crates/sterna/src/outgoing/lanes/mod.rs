@@ -4,7 +4,6 @@ mod changes;
 pub(super) mod limiter;
 mod main;
 mod multifd;
-pub(super) mod pace;
 pub(super) mod state;
 
 use std::sync::Arc;

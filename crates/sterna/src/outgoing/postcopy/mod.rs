@@ -17,10 +17,10 @@ use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT};
 use sterna_wire::received_pages::ReceivedPages;
 
 use super::lanes::limiter::Limiter;
-use super::lanes::pace::Pace;
 use crate::error::MigrationError;
 use crate::order::PageRun;
 use crate::postcopy::order::{LanePages, PageOrder};
+use crate::postcopy::pace::Pace;
 use crate::stats::{PostcopyStatistics, Series};
 use work::Work;
 

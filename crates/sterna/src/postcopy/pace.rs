@@ -31,14 +31,14 @@ const SHORT_WINDOWS: u32 = 50;
 
 /// The pace of all lanes of a migration, or of its main channel.
 #[derive(Default)]
-pub(in crate::outgoing) struct Pace {
+pub(crate) struct Pace {
     pacer: Mutex<Pacer>,
 }
 
 impl Pace {
     /// To be called again and again by whoever writes to that lane's channel: looks how the network takes its bytes, and lets
     /// it send faster or slower.
-    pub(in crate::outgoing) fn keep(&self, lane: usize, channel: &Channel) {
+    pub(crate) fn keep(&self, lane: usize, channel: &Channel) {
         let now = Instant::now();
         let mut pacer = self.pacer.lock();
         if pacer.is_due(now, lane)
