@@ -68,7 +68,7 @@ impl<'a> Following<'a> {
     /// A line a second, but not the same one again and again: a primary may come in days.
     fn print_line(&mut self, report: &StandbyReport) {
         let line = say::line(self.arguments.json, report, &self.before);
-        self.before = report.statistics.clone();
+        self.before = report.statistics;
         if self.arguments.json || line != self.line {
             terminal::print(&line);
             self.line = line;
