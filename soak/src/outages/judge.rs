@@ -1,7 +1,7 @@
 //! What must be true of a case, whatever happened to it.
 
 use sterna::ram::DirtyBitmaps;
-use sterna::{Arrival, Outcome, RunState, SourceVm, Status, Vm};
+use sterna::{Arrival, Outcome, RunState, SourceVm, Vm};
 
 use super::case::{Case, Kind};
 use super::side::{Here, There};
@@ -79,11 +79,6 @@ pub(super) fn at_destination(there: &There) -> Result<At, String> {
                 return Err("a guest that runs and lacks pages was given up".into());
             }
             return Ok(At::Waits);
-        }
-        // The last page came, and the end of the stream was lost with its source: the guest is whole, and nobody says so.
-        None if runs && there.incoming.status() == Status::PostcopyPaused => {
-            whole(&there.vm.guest).map_err(|error| format!("at the destination: {error}"))?;
-            At::Runs
         }
         other => {
             return Err(format!(

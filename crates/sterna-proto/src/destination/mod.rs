@@ -20,7 +20,8 @@
 //! Committed, and Running (or Paused) follows when EOF and every page are
 //! here. A loss before RUN fails, as before EOF; a loss after it leads to
 //! PostcopyPaused, where the guest waits at the first page that is missing,
-//! until its source connects again: over PostcopyRecover back to Postcopy.
+//! until its source connects again: over PostcopyRecover back to Postcopy. If
+//! none is missing, Running (or Paused) follows: only the end was lost.
 //!
 //! * `table.rs` holds every transition.
 //! * What is said is final. *Committed* and SHUT 0 only when the guest has

@@ -74,13 +74,15 @@ impl Destination {
                 self.postcopy.has_ended = true;
                 Ok(vec![A::FinishPages])
             }
-            (S::Postcopy, E::PagesComplete) => self.has_all(now),
+            // A fact, whatever became of the connection that brought the last one.
+            (S::Postcopy | S::PostcopyPaused | S::PostcopyRecover, E::PagesComplete) => self.has_all(now),
             // The source knows better than this side that these channels are lost.
             (S::Postcopy | S::PostcopyRecover, E::Superseded | E::PauseRequested) => self.pause(now),
             (state, E::PauseRequested) => Err(Refusal::NotPostcopyActive { state }),
+            // All that came is in place: what is missing is known.
             (S::PostcopyPaused, E::ChannelsClosed) => {
                 self.postcopy.is_closed = true;
-                IGNORE
+                Ok(vec![A::ReportHeld(Held::Pages)])
             }
             (S::PostcopyPaused, E::RecoveryBegun) if self.postcopy.is_closed => {
                 self.go(now, S::PostcopyRecover, &[A::Recover])
@@ -97,7 +99,7 @@ impl Destination {
             (S::Postcopy, E::PagesFailed) => self.pause(now),
             (S::Postcopy, e) if is_from_channels(e) => self.pause(now),
             (S::PostcopyPaused | S::PostcopyRecover, E::Abandon | E::Discard) => Err(Refusal::LacksPages),
-            (S::PostcopyPaused | S::PostcopyRecover, E::PagesComplete | E::PagesFailed) => IGNORE,
+            (S::PostcopyPaused | S::PostcopyRecover, E::PagesFailed) => IGNORE,
             (S::PostcopyPaused, e) if is_from_channels(e) => IGNORE,
             // Of a connection that is over.
             (_, E::Superseded | E::ChannelsClosed) => IGNORE,
@@ -289,7 +291,7 @@ impl Destination {
         let mut actions = vec![A::SayStarted, A::AnnounceNetwork];
         if self.postcopy.is_lost {
             self.enter(now, S::PostcopyPaused);
-            actions.extend([A::KeepWaiting, A::ReportHeld(Held::Pages)]);
+            actions.push(A::KeepWaiting);
         } else if self.postcopy.has_ended {
             actions.push(A::FinishPages);
         }
@@ -315,15 +317,18 @@ impl Destination {
             true => (S::Paused, Outcome::Paused),
             false => (S::Running, Outcome::Running),
         };
+        let hears = self.state == S::Postcopy;
         self.enter(now, state);
-        let mut actions = self.say_committed();
+        let shut = self.say_committed();
+        // Over a lost connection nobody hears it: the source asks.
+        let mut actions = if hears { shut } else { Vec::new() };
         actions.extend([A::CloseChannels, A::Finish(outcome)]);
         Ok(actions)
     }
 
     fn pause(&mut self, now: Duration) -> Step {
         self.postcopy.is_closed = false;
-        self.go(now, S::PostcopyPaused, &[A::KeepWaiting, A::ReportHeld(Held::Pages)])
+        self.go(now, S::PostcopyPaused, &[A::KeepWaiting])
     }
 
     fn cont(&mut self, now: Duration) -> Step {

@@ -140,7 +140,7 @@ pub enum Event {
     RecoveryBegun,
     /// In a recovery: POSTCOPY_RESUME was read.
     ResumeRead,
-    /// [`Action::FinishPages`] ended: every page is in place.
+    /// [`Action::FinishPages`] ended, or [`Action::KeepWaiting`] is about to: every page is in place.
     PagesComplete,
     /// [`Action::FinishPages`] failed: pages are missing.
     PagesFailed,
@@ -208,7 +208,8 @@ pub enum Action {
     /// [`Event::PagesComplete`] or `PagesFailed`.
     FinishPages,
     /// In postcopy: stop receiving pages, and leave whoever waits for a missing
-    /// one waiting. Close the channels. Ends in [`Event::ChannelsClosed`].
+    /// one waiting. Close the channels. Ends in [`Event::ChannelsClosed`], with [`Event::PagesComplete`] before it
+    /// if what had come was all.
     KeepWaiting,
     /// In a recovery: receive over the new channels, and answer which pages are
     /// here.
@@ -326,8 +327,13 @@ pub enum Refusal {
     NothingToAbandon,
     /// A recovery when there is nothing to recover.
     #[error(
-        "only a guest in postcopy-paused can be recovered, the state is {}; 'query-migrate' shows what became of it",
-        state.qemu_status()
+        "only a guest in postcopy-paused can be recovered, the state is {}; {}",
+        state.qemu_status(),
+        if state.is_final() && *state != State::Failed {
+            "every page is here: the source is told so when it asks, or decide destination-runs there"
+        } else {
+            "'query-migrate' shows what became of it"
+        }
     )]
     NotPostcopyPaused {
         /// Where the destination stands.

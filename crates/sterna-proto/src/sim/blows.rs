@@ -28,6 +28,8 @@ impl World<'_> {
             }
             Blow::Cancel => self.cancel(),
             Blow::Abandon => self.operator(Command::Abandon),
+            Blow::PauseSource => self.source_pauses(),
+            Blow::PauseDestination => self.destination_pauses(),
             Blow::LocalSource => self.source_local_failure(),
             Blow::LocalDestination => self.destination_local_failure(),
             Blow::Garbage => self.send(Side::Source, Message::Garbage),
@@ -65,6 +67,16 @@ impl World<'_> {
             let delay = self.rng.below(2_000);
             let session = self.dials.taken();
             self.push(delay, Item::Broken(side, session));
+        }
+    }
+
+    /// Every page comes, and the connection breaks before the end of the stream.
+    pub(super) fn loses_end(&mut self) {
+        let behind_the_last = self.forward.last_arrival.max(self.now) - self.now + 1;
+        (self.forward.cut, self.back.cut) = (true, true);
+        for side in [Side::Source, Side::Destination] {
+            let session = self.dials.taken();
+            self.push(behind_the_last, Item::Broken(side, session));
         }
     }
 

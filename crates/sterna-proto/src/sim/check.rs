@@ -1,6 +1,7 @@
 //! What must hold after every step, and when nothing more happens.
 
 use super::qemu_state::Stage;
+use super::recovery::ALL;
 use super::schedule::{Effect, Pairing};
 use super::world::{Owner, World};
 use crate::destination::State as D;
@@ -166,8 +167,11 @@ impl World<'_> {
             D::Paused if self.schedule.was_running && self.schedule.autostart => {
                 self.violate("invariant 1: the destination's guest was left paused");
             }
+            D::Running | D::Paused if self.facts.run_out && self.facts.placed != ALL => {
+                self.violate("invariant 2: the destination is done with postcopy, and a page is missing");
+            }
             D::Running | D::Paused => {}
-            D::PostcopyPaused if self.facts.pages_complete => {
+            D::PostcopyPaused if self.facts.placed == ALL => {
                 self.violate("liveness: the destination waits for pages and has all");
             }
             D::PostcopyPaused => {}

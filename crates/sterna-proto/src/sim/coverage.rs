@@ -13,6 +13,8 @@ pub enum Kind {
     Cut,
     /// A cancel at the source, a give-up at the destination.
     Cancel,
+    /// An operator's pause on either side.
+    Pause,
     /// A crash of either process.
     Crash,
     /// A local failure, garbage, a stray command.
@@ -21,12 +23,13 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Cut, Self::Cancel, Self::Crash, Self::Other];
+    pub const ALL: [Self; 5] = [Self::Cut, Self::Cancel, Self::Pause, Self::Crash, Self::Other];
 
     fn of(blow: Blow) -> Self {
         match blow {
             Blow::CutForward | Blow::CutBack | Blow::CutBoth | Blow::Reset | Blow::CutAsks => Self::Cut,
             Blow::Cancel | Blow::Abandon => Self::Cancel,
+            Blow::PauseSource | Blow::PauseDestination => Self::Pause,
             Blow::CrashSource | Blow::CrashDestination | Blow::RestartDestination => Self::Crash,
             _ => Self::Other,
         }
@@ -46,6 +49,8 @@ pub struct Coverage {
     /// Schedules in which an unmanaged QEMU source and our destination both
     /// ran the guest: the guarantee that the docs call lost.
     pub known_double_runs: u64,
+    /// How often a destination had every page when its connection was lost before the end of the stream.
+    pub whole_without_end: u64,
 }
 
 impl Coverage {
@@ -79,11 +84,11 @@ impl Coverage {
     }
 
     pub(super) fn strike(&mut self, place: Place, blow: Blow) {
-        // A cancel strikes the source, a give-up the destination.
+        // What an operator says strikes the side where it is said.
         let misses = matches!(
             (place, blow),
-            (Place::Source(_), Blow::Abandon | Blow::LocalDestination)
-                | (Place::Destination(_), Blow::Cancel | Blow::LocalSource)
+            (Place::Source(_), Blow::Abandon | Blow::PauseDestination | Blow::LocalDestination)
+                | (Place::Destination(_), Blow::Cancel | Blow::PauseSource | Blow::LocalSource)
         );
         if !misses {
             *self.blows.entry((place, Kind::of(blow))).or_default() += 1;
@@ -114,6 +119,7 @@ impl fmt::Display for Coverage {
         for (end, count) in &self.ends {
             writeln!(f, "{end:<40}{count:>10}")?;
         }
+        writeln!(f, "whole without the end of the stream: {}", self.whole_without_end)?;
         writeln!(f, "unmanaged QEMU source, both ran (documented): {}", self.known_double_runs)
     }
 }

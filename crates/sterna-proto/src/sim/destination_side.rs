@@ -54,10 +54,14 @@ impl World<'_> {
             }
             Action::FinishPages => Work::Pages,
             Action::KeepWaiting => {
+                self.says_last_word();
                 self.close(Side::Destination);
                 Work::Closed
             }
-            Action::Recover => return,
+            Action::Recover => {
+                self.facts.last_word = false;
+                return;
+            }
             Action::SayResumed => return self.send(Side::Source, Message::ResumeAck),
             Action::SendShut(0) => {
                 self.says_committed("SHUT 0 was said");
@@ -111,20 +115,17 @@ impl World<'_> {
                 self.destination_event(Event::LoadComplete { run });
             }
             Work::Pages => {
-                if self.facts.placed != ALL {
+                if self.facts.placed != ALL && !self.facts.page_lost {
                     // The stream keeps its order: what was sent before its end has come.
                     self.violate("invariant 2: the stream has ended, and a page was never sent");
                 }
-                if self.fails(Effect::Place) || self.facts.placed != ALL {
+                if self.facts.placed != ALL {
                     return self.destination_event(Event::PagesFailed);
                 }
                 self.facts.pages_complete = true;
                 self.destination_event(Event::PagesComplete);
             }
-            Work::Closed => {
-                self.forward.generation += u32::from(!self.destination.open);
-                self.destination_event(Event::ChannelsClosed);
-            }
+            Work::Closed => self.channels_are_closed(),
             Work::Do(effect) => self.destination_effect(effect),
             Work::QemuStarts | Work::QemuPongs | Work::QemuRuns => self.qemu_destination_does(work),
             _ => {}

@@ -42,6 +42,9 @@ pub enum Planted {
     /// Destination, in postcopy: confirms that it has all pages while some are
     /// missing.
     ShutWithPagesMissing,
+    /// Destination, in postcopy: takes a lost connection for the end of the
+    /// stream, and completes with pages missing.
+    CompleteWithPagesMissing,
     /// Destination, in postcopy: answers *never* when the connection broke.
     AnswerNeverWhenPaused,
     /// Source: takes "incomplete" for "never".
@@ -55,6 +58,9 @@ pub enum Planted {
     /// Destination, in a recovery: forgets a page that is in place, and places
     /// it again.
     ForgetPlacedPage,
+    /// Source, in postcopy: takes an operator's pause for a lost connection,
+    /// and connects again.
+    ConnectAgainAfterPause,
     /// Source, in a recovery: takes what it has sent for what has come.
     DropLostPages,
     /// Source, in postcopy: runs the guest again when the connection breaks
@@ -87,7 +93,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every planted bug.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -103,11 +109,13 @@ impl Planted {
         Self::StartBeforeCommit,
         Self::SayStartedBeforeStart,
         Self::ShutWithPagesMissing,
+        Self::CompleteWithPagesMissing,
         Self::AnswerNeverWhenPaused,
         Self::IncompleteMeansNever,
         Self::ForgetPagesWhenPaused,
         Self::AcceptStaleSession,
         Self::ForgetPlacedPage,
+        Self::ConnectAgainAfterPause,
         Self::DropLostPages,
         Self::ResumeAfterRun,
         Self::ResumeAfterCommit,
@@ -172,6 +180,9 @@ impl Planted {
             }
             (Self::CancelAfterCommit, E::Cancel) if is_committed => never,
             (Self::ResumeAfterRun, E::ConnectionLost) if is_committed && machine.is_postcopy() => never,
+            (Self::ConnectAgainAfterPause, E::PauseRequested) if state == State::Postcopy => {
+                E::ConnectionLost
+            }
             (Self::IncompleteMeansNever, E::AskAnswered(Status::Incomplete)) => E::AskAnswered(Status::Never),
             (Self::UnknownMeansNever, E::AskAnswered(Status::Unknown))
             | (Self::PendingMeansNever, E::AskAnswered(Status::Pending)) => E::AskAnswered(Status::Never),
@@ -194,9 +205,14 @@ impl Planted {
     ) -> Result<Vec<D>, destination::Refusal> {
         use destination::{Event as E, State};
         let before = machine.state();
+        if self == Self::StartBeforeCommit && event == E::GuestStarted && before != State::Committed {
+            // It started the guest unasked, and nobody waits for that.
+            return Ok(Vec::new());
+        }
         let event = match (self, before, event) {
             (Self::CommitOnLoss, State::Prepared, E::ConnectionLost) => E::EofRead,
             (Self::ShutWithPagesMissing, State::Postcopy, E::PagesFailed) => E::PagesComplete,
+            (Self::CompleteWithPagesMissing, State::PostcopyPaused, E::ChannelsClosed) => E::PagesComplete,
             _ => event,
         };
         let mut actions = machine.handle(now, event)?;

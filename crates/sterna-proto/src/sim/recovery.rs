@@ -1,11 +1,13 @@
 //! Another connection in place of one that was lost in postcopy: dials that are late, come twice, or find nobody.
 
 use super::planted::Planted;
-use super::schedule::Pairing;
+use super::schedule::{Effect, Pairing};
 use super::world::{Item, Message, Side, World};
 use crate::destination::{self, Destination};
 use crate::source::{Event, State};
 
+/// SHUT of an operator at the destination.
+const PAUSED: u32 = 2;
 /// All pages, as bits.
 pub(super) const ALL: u8 = 0b1111;
 /// How often it is looked whether a source can be let in.
@@ -14,6 +16,9 @@ const LOOK: u64 = 1_000;
 impl World<'_> {
     /// The source performs `Recover`.
     pub(super) fn source_dials(&mut self) {
+        if self.facts.told_to_wait {
+            self.violate("invariant 4: the source connects again, and was told to wait for its operator");
+        }
         // One row of numbers with the sessions of precopy: an old connection of either kind is refused.
         self.dials.last += 1;
         let session = self.dials.last;
@@ -91,6 +96,7 @@ impl World<'_> {
         if self.destination_state() != Some(destination::State::PostcopyRecover) {
             return self.destination_event(destination::Event::PeerMisbehaved);
         }
+        self.facts.page_lost = false;
         let bits = match self.schedule.planted {
             // Forgets one that is in place.
             Some(Planted::ForgetPlacedPage) => self.facts.placed & !1,
@@ -114,10 +120,70 @@ impl World<'_> {
         use destination::State as D;
         // Those that were stopped place none any more.
         if matches!(self.destination_state(), Some(D::Committed | D::Postcopy)) {
+            if self.fails(Effect::Place) {
+                return self.cannot_place();
+            }
             if self.facts.placed & page != 0 {
                 self.violate("invariant 2: a page was placed over what the guest has written");
             }
             self.facts.placed |= page;
         }
+    }
+
+    /// That is noticed at once, or it went over a channel of its own and is missing at the end.
+    fn cannot_place(&mut self) {
+        if self.rng.percent(50) {
+            return self.destination_event(destination::Event::LocalFailure);
+        }
+        self.facts.page_lost = true;
+    }
+
+    /// Nothing of the lost channels is placed any more.
+    pub(super) fn channels_are_closed(&mut self) {
+        self.forward.generation += u32::from(!self.destination.open);
+        let waits = self.destination_state() == Some(destination::State::PostcopyPaused);
+        if waits && self.facts.placed == ALL {
+            self.facts.pages_complete = true;
+            self.coverage.whole_without_end += 1;
+            self.destination_event(destination::Event::PagesComplete);
+        }
+        self.destination_event(destination::Event::ChannelsClosed);
+    }
+
+    /// The source's operator breaks the connection on purpose.
+    pub(super) fn source_pauses(&mut self) {
+        let may = matches!(self.source_state(), Some(State::Postcopy | State::PostcopyRecover));
+        self.source_event(Event::PauseRequested);
+        if may && self.source.alive {
+            self.facts.told_to_wait = true;
+            if self.source_state() != Some(State::PostcopyPaused) {
+                self.violate("invariant 4: the source was told to pause and goes on");
+            }
+        }
+    }
+
+    /// The destination's operator does, and the source is told.
+    pub(super) fn destination_pauses(&mut self) {
+        use destination::State as D;
+        let may = matches!(self.destination_state(), Some(D::Postcopy | D::PostcopyRecover));
+        self.facts.last_word |= may && self.destination.alive;
+        if self.destination_state().is_some() {
+            self.destination_event(destination::Event::PauseRequested);
+        }
+    }
+
+    /// What the destination says before it ends a connection on purpose.
+    pub(super) fn says_last_word(&mut self) {
+        if self.facts.last_word {
+            self.send(Side::Source, Message::Shut(PAUSED));
+        }
+    }
+
+    /// The source hears SHUT.
+    pub(super) fn hears_shut(&mut self, code: u32) {
+        use State as S;
+        let waits = matches!(self.source_state(), Some(S::Postcopy | S::PostcopyPaused | S::PostcopyRecover));
+        self.facts.told_to_wait |= waits && code == PAUSED;
+        self.source_event(Event::Shut(code));
     }
 }

@@ -64,6 +64,10 @@ pub enum Blow {
     Cancel,
     /// The operator gives up at the destination.
     Abandon,
+    /// The operator says `migrate-pause` at the source.
+    PauseSource,
+    /// The operator says `migrate-pause` at the destination.
+    PauseDestination,
     /// Something local breaks at the source.
     LocalSource,
     /// Something local breaks at the destination.
@@ -91,11 +95,12 @@ pub enum Effect {
     GiveBack,
     Start,
     Place,
+    SendEnd,
 }
 
 impl Effect {
     /// Every effect.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Stop,
         Self::Release,
         Self::SendEof,
@@ -107,6 +112,7 @@ impl Effect {
         Self::GiveBack,
         Self::Start,
         Self::Place,
+        Self::SendEnd,
     ];
 }
 
@@ -292,15 +298,24 @@ impl Schedule {
                     Place::Destination(destination::State::Postcopy),
                 ]),
                 delay: rng.below(2_000),
-                blow: rng.pick(&[Blow::Reset, Blow::CutBack, Blow::CutForward, Blow::CutBoth]),
+                blow: rng.pick(&[
+                    Blow::Reset,
+                    Blow::CutBack,
+                    Blow::CutForward,
+                    Blow::CutBoth,
+                    Blow::PauseSource,
+                    Blow::PauseDestination,
+                ]),
             });
-            let paused = rng.pick(&[
-                Place::Source(source::State::PostcopyPaused),
-                Place::Destination(destination::State::PostcopyPaused),
-                Place::Source(source::State::PostcopyRecover),
-                Place::Destination(destination::State::PostcopyRecover),
-            ]);
-            self.faults.push(strike(rng, paused));
+            for _ in 0..2 {
+                let paused = rng.pick(&[
+                    Place::Source(source::State::PostcopyPaused),
+                    Place::Destination(destination::State::PostcopyPaused),
+                    Place::Source(source::State::PostcopyRecover),
+                    Place::Destination(destination::State::PostcopyRecover),
+                ]);
+                self.faults.push(strike(rng, paused));
+            }
         }
         // States that only a loss after the commit reaches.
         if rng.percent(8) {
@@ -328,7 +343,8 @@ fn draw_blow(rng: &mut Rng) -> Fault {
 fn strike(rng: &mut Rng, place: Place) -> Fault {
     use Blow::{
         Abandon, Cancel, CrashDestination, CrashSource, CutAsks, CutBack, CutBoth, CutForward, ExtraAck,
-        Garbage, LocalDestination, LocalSource, Reset, RestartDestination, Stray,
+        Garbage, LocalDestination, LocalSource, PauseDestination, PauseSource, Reset, RestartDestination,
+        Stray,
     };
     let delay = match rng.below(10) {
         0..5 => 0,
@@ -349,6 +365,10 @@ fn strike(rng: &mut Rng, place: Place) -> Fault {
         Cancel,
         Abandon,
         Abandon,
+        PauseSource,
+        PauseSource,
+        PauseDestination,
+        PauseDestination,
         LocalSource,
         LocalDestination,
         Garbage,

@@ -178,6 +178,9 @@ impl World<'_> {
                 }
                 self.source_event(Event::PagesSent);
                 self.facts.pages_out = true;
+                if self.fails(Effect::SendEnd) {
+                    return self.loses_end();
+                }
                 self.send(Side::Destination, Message::Eof);
             }
             Work::EofDone if self.source.open => self.source_event(Event::EofSent),
@@ -286,7 +289,7 @@ impl World<'_> {
             Message::ResumeAck => self.source_event(Event::ResumeAcknowledged),
             Message::Started => self.source_event(Event::DestinationStarted),
             Message::PreparePong => self.source_event(Event::PrepareAcknowledged),
-            Message::Shut(code) => self.source_event(Event::Shut(code)),
+            Message::Shut(code) => self.hears_shut(code),
             _ => self.source_event(Event::PeerMisbehaved),
         }
     }
@@ -328,7 +331,10 @@ impl World<'_> {
             Command::Continue => self.source_event(Event::OperatorContinue),
             Command::Retry => self.source_event(Event::OperatorRetry),
             Command::Decide => self.decide(),
-            Command::Resume => self.source_event(Event::ResumeRequested),
+            Command::Resume => {
+                self.facts.told_to_wait = false;
+                self.source_event(Event::ResumeRequested);
+            }
             Command::Cont => self.destination_event(destination::Event::OperatorCont),
             Command::Abandon => {
                 if self.destination.machine.is_some() && self.destination.alive {

@@ -35,6 +35,7 @@ fn handover_under_random_faults_keeps_invariants() {
         .collect();
     assert!(blind.is_empty(), "hardly struck: {blind:?}\n{coverage}");
     assert!(coverage.known_double_runs > 0, "{coverage}");
+    assert!(coverage.whole_without_end > 0, "{coverage}");
 }
 
 /// How often each kind of blow must strike a state in the ordinary run.

@@ -166,6 +166,11 @@ pub(super) struct Facts {
     /// Pages in place at the destination, and pages that the source will not send any more, as bits.
     pub(super) placed: u8,
     pub(super) sent: u8,
+    /// A page that came could not be placed, and nobody was told.
+    pub(super) page_lost: bool,
+    /// The destination tells the source why it ends the connection; the source was told to wait for its operator.
+    pub(super) last_word: bool,
+    pub(super) told_to_wait: bool,
     /// The last session that the source has begun, and the newest that has reached the destination.
     pub(super) session: u32,
     pub(super) newest: u32,

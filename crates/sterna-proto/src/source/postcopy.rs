@@ -13,6 +13,10 @@ use crate::Status;
 use crate::limits::after;
 use std::time::Duration;
 
+/// SHUT of a destination that ends the connection on purpose, and keeps the guest (specs/extension.md §14).
+const PAUSED: u32 = 2;
+const PAGE_FAILED: u32 = 3;
+
 impl Source {
     /// The rows that differ from those of a migration without postcopy. Before
     /// the commit there are none.
@@ -42,6 +46,13 @@ impl Source {
                 self.ledger.pages_sent = false;
                 self.ledger.recover_until = None;
                 self.go(now, S::Postcopy, &[A::SendPages])
+            }
+
+            // The last word of a Sterna on purpose, which runs the guest, even if its word of the start did not come.
+            (S::Committing | S::AwaitingAck | S::Undecided, E::Shut(code @ (PAUSED | PAGE_FAILED)))
+                if self.peer.sterna =>
+            {
+                self.paused(now, Cause::DestinationFailed(code))
             }
 
             // It cannot have all pages: it lies, and may run the guest.
@@ -75,8 +86,9 @@ impl Source {
             (state @ S::PostcopyRecover, E::Tick) if self.is_due(now) => {
                 self.paused(now, Cause::TimedOut(state))
             }
-            (state @ (S::Postcopy | S::PostcopyPaused | S::PostcopyRecover), E::Cancel) => {
-                Err(Refusal::CancelAfterCommit { state })
+            (S::Postcopy, E::Cancel) => Err(Refusal::CancelAfterCommit { state: self.state }),
+            (state @ (S::PostcopyPaused | S::PostcopyRecover), E::Cancel) => {
+                Err(Refusal::CancelPaused { state })
             }
 
             // Facts and the operator decide, all else asks again.

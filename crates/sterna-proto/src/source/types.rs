@@ -476,6 +476,17 @@ pub enum Refusal {
         /// Where the source stands.
         state: State,
     },
+    /// Cancel while the guest waits at the destination for pages that are here, or is whole there and nobody says so.
+    #[error(
+        "cannot cancel: the guest has run at the destination since, and what is here is its past ({}). Look at the \
+         destination: where 'query-migrate' says postcopy-paused, pages are missing there, so say migrate with resume here; \
+         where it says completed, or where the guest is lost, decide destination-runs here",
+        state.qemu_status()
+    )]
+    CancelPaused {
+        /// Where the source stands.
+        state: State,
+    },
     /// Cancel while undecided.
     #[error(
         "cannot cancel: nobody knows whether the destination runs the guest; find out there, \
@@ -519,7 +530,8 @@ pub enum Refusal {
     },
     /// A decision that the source runs a guest which has run elsewhere.
     #[error(
-        "the source cannot run the guest any more: it has run at the destination since, and what is here is its past.          Decide destination-runs to give its memory up here, once the guest is complete there or lost"
+        "the source cannot run the guest any more: it has run at the destination since, and what is here is its past. \
+         Decide destination-runs to give its memory up here, once the guest is complete there or lost"
     )]
     RanElsewhere,
     /// A recovery when there is nothing to recover.

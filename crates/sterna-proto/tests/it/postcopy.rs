@@ -146,6 +146,24 @@ fn failure_of_a_qemu_behind_run_does_not_bring_the_guest_back() {
 }
 
 #[test]
+fn last_word_of_a_destination_that_runs_the_guest_does_not_bring_it_back() {
+    use src::{Action as A, Cause, Event as E, State as S};
+    // It has started the guest, and the question whether it has was not read: the last word comes alone.
+    for before in [&[E::PrepareAcknowledged][..], &[E::PrepareAcknowledged, E::EofSent]] {
+        for code in [2, 3] {
+            let mut machine = switching(true, before);
+            let actions = machine.handle(NOW, E::Shut(code)).expect("not refused");
+            let cause = Cause::DestinationFailed(code);
+            assert_eq!(actions, [A::CloseChannels, A::ReportPaused(cause), A::AskAgain]);
+            assert_eq!(machine.state(), S::PostcopyPaused);
+        }
+    }
+    let mut machine = switching(true, &[E::PrepareAcknowledged, E::EofSent, E::ConnectionLost]);
+    machine.handle(NOW, E::Shut(2)).expect("not refused");
+    assert_eq!(machine.state(), S::PostcopyPaused);
+}
+
+#[test]
 fn postcopy_is_refused_without_the_capability_and_at_a_wrong_time() {
     let mut plain = Source::new(src::Config { return_path: true, ..Default::default() }, NOW);
     assert!(matches!(plain.handle(NOW, GO), Err(Refusal::NotActive { .. })));
@@ -192,9 +210,12 @@ fn destination_runs_at_run_and_says_shut_when_all_pages_are_there() {
 #[test]
 fn destination_that_loses_its_source_keeps_the_guest_waiting() {
     use dst::{Action as A, Event as E};
-    let wait = [A::KeepWaiting, A::ReportHeld(dst::Held::Pages)];
+    let wait = [A::KeepWaiting];
     let mut machine = destination(&[E::RunRead, E::GuestStarted]);
     assert_eq!(machine.handle(NOW, E::ConnectionLost).expect("not refused"), wait);
+    let report = [A::ReportHeld(dst::Held::Pages)];
+    let closed = machine.handle(NOW, E::ChannelsClosed).expect("not refused");
+    assert_eq!(closed, report, "now it is known what is missing");
     assert!(machine.may_guest_run());
     assert!(machine.handle(NOW, E::Abandon).is_err() && machine.handle(NOW, E::Discard).is_err());
 
@@ -206,6 +227,53 @@ fn destination_that_loses_its_source_keeps_the_guest_waiting() {
     machine.handle(NOW, E::GuestStartFailed).expect("not refused");
     machine.handle(NOW, E::HooksGivenBack).expect("not refused");
     assert_eq!(machine.status(ID), Status::Never, "it never ran");
+}
+
+#[test]
+fn destination_that_has_all_pages_completes_without_the_end_of_the_stream() {
+    use dst::{Action as A, Event as E, Outcome, State as S};
+    let started = [E::RunRead, E::GuestStarted];
+    let lost = |events: &[E]| destination(&[&started[..], events].concat());
+    // What breaks the connection, or who ends it on purpose, makes no difference: nobody is left to hear SHUT.
+    for end in [E::ConnectionLost, E::PeerMisbehaved, E::LocalFailure, E::PauseRequested, E::Superseded] {
+        let mut machine = lost(&[end]);
+        let mut tell = |event| machine.handle(NOW, event).expect("not refused");
+        assert_eq!(tell(E::PagesComplete), [A::CloseChannels, A::Finish(Outcome::Running)], "{end:?}");
+        assert_eq!(tell(E::ChannelsClosed), [], "{end:?}: nothing is held");
+        assert_eq!(tell(E::StatusAsked(ID)), [A::Answer(Status::Committed)]);
+        assert_eq!(tell(E::PagesComplete), [], "once");
+        assert!(!machine.lacks_pages() && machine.state() == S::Running);
+        assert!(machine.handle(NOW, E::RecoveryBegun).is_err(), "nothing is left to recover");
+    }
+    // Lost while the guest was being started.
+    let mut machine = destination(&[E::RunRead, E::ConnectionLost, E::GuestStarted]);
+    machine.handle(NOW, E::PagesComplete).expect("not refused");
+    assert_eq!(machine.state(), S::Running);
+    // That every page is there stays true, whichever connection comes meanwhile.
+    let mut machine = lost(&[E::EofRead, E::Superseded, E::ChannelsClosed, E::RecoveryBegun]);
+    let late = machine.handle(NOW, E::PagesComplete).expect("not refused");
+    assert_eq!(late, [A::CloseChannels, A::Finish(Outcome::Running)]);
+}
+
+#[test]
+fn guest_that_was_taken_over_paused_and_lost_its_source_is_paused_when_it_is_whole() {
+    use dst::{Action as A, Event as E};
+    let mut machine = Destination::new(dst::Config { autostart: false, ..Default::default() }, NOW);
+    let mut tell = |event| machine.handle(NOW, event).expect("not refused");
+    for event in [
+        E::ChannelsReady,
+        E::ReturnPathOpened,
+        E::HandoverIdRead(ID),
+        E::PrepareRead,
+        E::LoadComplete { run: true },
+        E::HooksAcquired,
+        E::RunRead,
+        E::ConnectionLost,
+    ] {
+        tell(event);
+    }
+    assert_eq!(tell(E::PagesComplete), [A::CloseChannels, A::Finish(dst::Outcome::Paused)]);
+    assert!(machine.is_taken_over_paused());
 }
 
 #[test]
@@ -391,7 +459,7 @@ fn pause_is_refused_where_no_pages_follow() {
     for event in [dst::Event::RunRead, dst::Event::GuestStarted] {
         machine.handle(NOW, event).expect("not refused");
     }
-    let wait = [dst::Action::KeepWaiting, dst::Action::ReportHeld(dst::Held::Pages)];
+    let wait = [dst::Action::KeepWaiting];
     assert_eq!(machine.handle(NOW, dst::Event::PauseRequested).expect("not refused"), wait);
     assert!(machine.handle(NOW, dst::Event::PauseRequested).is_err());
 }
@@ -411,7 +479,7 @@ fn destination_lets_a_source_in_when_nothing_of_the_lost_channels_is_left() {
     let mut machine = destination(&[E::RunRead, E::GuestStarted]);
     let early = machine.handle(NOW, E::RecoveryBegun);
     assert_eq!(early, Err(Refusal::NotPostcopyPaused { state: S::Postcopy }));
-    let wait = [A::KeepWaiting, A::ReportHeld(dst::Held::Pages)];
+    let wait = [A::KeepWaiting];
     // The end was on its way, and the source knows better.
     machine.handle(NOW, E::EofRead).expect("not refused");
     assert_eq!(machine.handle(NOW, E::Superseded).expect("not refused"), wait);

@@ -86,8 +86,8 @@ pub(crate) const UNDECIDED: &str = "the destination's acknowledgement was lost: 
      run there; the destination is asked again, or find out yourself and say so with 'x-sterna-decide'";
 
 pub(crate) const PAUSED: &str = "the connection broke while the guest ran at the destination without all of its pages, which \
-     are here: it waits there when it needs one; keep this VM; to go on say 'migrate' with 'resume', and when the guest is \
-     complete or lost 'x-sterna-decide'";
+     are here: it waits there when it needs one; keep this VM; to go on say 'migrate' with 'resume'; if 'query-migrate' \
+     there says 'completed', or the guest is lost, 'x-sterna-decide'";
 
 /// The destination's side.
 pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {

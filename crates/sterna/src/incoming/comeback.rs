@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sterna_proto::destination::{Destination, Event as Fed, State};
 use sterna_transport::{Address, Channel};
-use sterna_wire::extension::{Holds, MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello};
+use sterna_wire::extension::{MigrationSecret, ReconnectAnswer, ReconnectChannel, ReconnectHello};
 
 use super::greeting::Greeting;
 use super::postcopy::recovery;
@@ -183,9 +183,9 @@ fn resume(
     }
     let limit = shared.params.limits.setup;
     let began = std::time::Instant::now();
-    let last = loop {
+    loop {
         match shared.lobby.admit(hello.session, LOOK) {
-            Admission::Open { last } => break last,
+            Admission::Open => break,
             Admission::TooLate => match driver.inspect(Destination::state) {
                 State::Failed => return answer(channel, hello, secret, &ReconnectAnswer::Over),
                 _ => return Err("is too late: a newer one has come, or the migration is over"),
@@ -196,12 +196,12 @@ fn resume(
             Admission::NotYet if began.elapsed() >= limit => return Err("could not be let in in time"),
             Admission::NotYet => {}
         }
-    };
-    let Some((rounds, pages)) = shared.rounds.held() else { return Err("is not waited for") };
+    }
+    let Some(holds) = shared.rounds.held() else { return Err("is not waited for") };
     if !shared.lobby.put_main(hello.session, channel) {
         return Err("is too late: a newer one has come");
     }
-    answer(channel, hello, secret, &ReconnectAnswer::Holds(Holds { session: last, rounds, pages }))?;
+    answer(channel, hello, secret, &ReconnectAnswer::Holds(holds))?;
     match shared.lobby.answered(hello.session) {
         Some(assembled) => begin(shared, &assembled),
         None => Ok(()),
@@ -221,8 +221,8 @@ fn answer(
 
 /// All channels of a session are there.
 fn begin(shared: &Shared, assembled: &Assembled) -> Result<(), &'static str> {
-    let Assembled { main, lanes } = assembled;
-    shared.rounds.begin_session();
+    let Assembled { session, main, lanes } = assembled;
+    shared.rounds.begin_session(*session);
     for channel in lanes.iter().chain([main]) {
         shared.begin_waiting_for(channel);
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use sterna_ram::{DirtyBitmaps, GuestRam};
 use sterna_transport::SilenceWatch;
+use sterna_wire::extension::Holds;
 
 use crate::error::MigrationError;
 use crate::interruption::Break;
@@ -108,15 +109,15 @@ impl Rounds {
         }
     }
 
-    /// Rounds that have ended, and what is held of the next; `None` where that was not noted. Nobody receives meanwhile.
-    pub(super) fn held(&self) -> Option<(u64, Vec<u8>)> {
+    /// What is held of which session; `None` where that was not noted. Nobody receives meanwhile.
+    pub(super) fn held(&self) -> Option<Holds> {
         self.held.get().map(HeldPages::report)
     }
 
     /// Another session begins. Nobody receives yet.
-    pub(super) fn begin_session(&self) {
+    pub(super) fn begin_session(&self, session: u32) {
         if let Some(held) = self.held.get() {
-            held.begin_session();
+            held.begin_session(session);
         }
         if let Some(seen) = self.seen.get() {
             seen.clear_all();

@@ -35,6 +35,7 @@ struct Coming {
 
 /// All channels of a session.
 pub(crate) struct Assembled {
+    pub(crate) session: u32,
     pub(crate) main: Arc<Channel>,
     pub(crate) lanes: Vec<Arc<Channel>>,
 }
@@ -42,8 +43,8 @@ pub(crate) struct Assembled {
 /// What becomes of somebody who wants to begin a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// The last session has ended: this one may begin. The number of the last one.
-    Open { last: u32 },
+    /// The last session has ended: this one may begin.
+    Open,
     /// A newer one has come, or there will be none.
     TooLate,
     /// It has not come to that in time.
@@ -93,7 +94,7 @@ impl Lobby {
                 return Admission::TooLate;
             }
             if state.is_open {
-                return Admission::Open { last: state.begun };
+                return Admission::Open;
             }
             if self.changed.wait_until(&mut state, until).timed_out() {
                 return Admission::NotYet;
@@ -176,7 +177,7 @@ impl LobbyState {
         let Coming { session, main, lanes, .. } = self.coming.take_if(is_whole)?;
         self.begun = session;
         self.is_open = false;
-        Some(Assembled { main, lanes: lanes.into_iter().flatten().collect() })
+        Some(Assembled { session, main, lanes: lanes.into_iter().flatten().collect() })
     }
 
     fn drop_coming(&mut self) {

@@ -84,10 +84,10 @@ impl Unconfirmed {
         let mut state = self.state.lock();
         let reached = (holds.session, holds.rounds);
         let is_known = match holds.session.cmp(&state.session) {
-            // A session that it has never read anything of.
+            // It has read nothing of this session.
             std::cmp::Ordering::Less => state.confirmed == 0,
             std::cmp::Ordering::Equal => (state.confirmed..=state.begun).contains(&holds.rounds),
-            // An attempt that had all of its channels there and that this side gave up: nothing was sent in it.
+            // An attempt that this side gave up, of an older Sterna: nothing was sent in it.
             std::cmp::Ordering::Greater => holds.session < session && holds.rounds == 0,
         };
         // It has forgotten then what it held of rounds before.

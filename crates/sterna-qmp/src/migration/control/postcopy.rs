@@ -67,7 +67,8 @@ impl MigrationControl {
         let paused = paused.ok_or_else(|| {
             QmpError::generic(
                 "Migrate recover can only be run when postcopy is paused: 'query-migrate' must show 'postcopy-paused' here, at \
-                 the destination",
+                 the destination. Where it shows 'completed', every page is here: the source is told so when it asks, or say \
+                 'x-sterna-decide' there",
             )
         })?;
         paused.recover_at(at).map_err(QmpError::generic)

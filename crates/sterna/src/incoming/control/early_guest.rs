@@ -48,7 +48,7 @@ impl Control {
         self.shared.report(Fed::PagesComplete);
     }
 
-    /// The connection is gone, and pages are missing. Whoever waits for one waits on.
+    /// The connection is gone. Whoever waits for a page waits on; if all had come, only the end of the stream was lost.
     pub(super) fn keep_waiting(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.rounds.stop();
@@ -57,6 +57,11 @@ impl Control {
         self.shared.postcopy.shut_preempt();
         self.join();
         self.shared.postcopy.forget_channels();
+        // Nobody places any more. Told before the channels are said to be closed: no recovery can begin in between.
+        if self.shared.postcopy.arriving().is_some_and(|arriving| arriving.left() == 0) {
+            self.shared.postcopy.let_go();
+            self.shared.report(Fed::PagesComplete);
+        }
         self.shared.report(Fed::ChannelsClosed);
     }
 

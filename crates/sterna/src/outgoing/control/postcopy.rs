@@ -325,8 +325,9 @@ impl Control {
             "postcopy-paused: the guest runs at the destination, and the connection broke ({why}). The guest waits there when \
              it needs a page that did not come; {left} pages were not sent, and some may have been lost on their way. Keep this \
              process: it alone has them. To go on, say migrate with resume here and, if the destination shall listen at another \
-             address, migrate-recover there before. The guest does not run here any more; when it is complete there, or lost, \
-             decide destination-runs"
+             address, migrate-recover there before. The guest does not run here any more. If it is complete there (query-migrate \
+             says completed), this side completes when the destination answers its question; if nobody answers, or the guest \
+             is lost, decide destination-runs"
         );
         self.shared.tell(&Event::Warning(text));
     }

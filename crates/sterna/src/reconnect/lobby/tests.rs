@@ -14,7 +14,7 @@ fn session_begins_when_the_last_one_has_ended_and_all_its_channels_have_come() {
     assert_eq!(lobby.admit(1, SOON), Admission::NotYet, "the last one is still read");
     assert!(!lobby.put_main(1, &channels[0]));
     lobby.open();
-    assert_eq!(lobby.admit(1, SOON), Admission::Open { last: 0 });
+    assert_eq!(lobby.admit(1, SOON), Admission::Open);
 
     assert!(lobby.put_lane(1, 0, &channels[1]).is_err(), "before its main channel");
     assert!(lobby.put_main(1, &channels[0]));
@@ -43,7 +43,7 @@ fn newer_session_takes_the_place_of_one_that_is_not_whole() {
     assert_eq!(peers[0].read_some(&mut [0; 1]).unwrap(), 0, "the older one's main channel is closed");
     assert!(lobby.answered(3).is_none() && lobby.put_lane(3, 0, &channels[1]).is_err());
     assert_eq!(lobby.admit(3, SOON), Admission::TooLate);
-    assert_eq!(lobby.admit(4, SOON), Admission::Open { last: 0 });
+    assert_eq!(lobby.admit(4, SOON), Admission::Open);
     assert!(lobby.put_main(4, &channels[1]));
     lobby.end();
     assert_eq!(peers[1].read_some(&mut [0; 1]).unwrap(), 0);

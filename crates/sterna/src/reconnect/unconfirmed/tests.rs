@@ -22,6 +22,8 @@ enum Planted {
     KeepsHeld,
     /// A page counts as held before all of it has come.
     CountsHalf,
+    /// What is held of a session is said to be of the one that has begun since.
+    NamesNextSession,
 }
 
 /// Versions of all pages: of the source's guest, and as they are at the destination. `None`: half a page.
@@ -32,8 +34,8 @@ struct World {
     held: HeldPages,
     ever_held: Vec<Vec<bool>>,
     session: u32,
-    /// The session that the destination has read something of.
-    read_session: u32,
+    /// The last session that the destination has begun.
+    begun_there: u32,
     random: fastrand::Rng,
     planted: Planted,
 }
@@ -49,7 +51,7 @@ impl World {
             held: HeldPages::new(&ram),
             ever_held: PAGES.map(|pages| vec![false; pages as usize]).to_vec(),
             session: 0,
-            read_session: 0,
+            begun_there: 0,
             random: fastrand::Rng::with_seed(seed),
             planted,
         }
@@ -88,12 +90,10 @@ impl World {
                     bytes_left -= 1;
                     is_read &= bytes_left > 0;
                     if is_read {
-                        self.read_session = self.session;
                         self.destination[block][page as usize] = Some(version);
                         self.held.came(block, page, 1);
                         self.ever_held[block][page as usize] = true;
                     } else if bytes_left == 0 {
-                        self.read_session = self.session;
                         self.destination[block][page as usize] = None;
                         if self.planted == Planted::CountsHalf {
                             self.held.came(block, page, 1);
@@ -138,18 +138,25 @@ impl World {
         self.session += 1;
         if self.random.u8(..) < 64 {
             // The destination had all channels of an attempt that the source gave up: it waits for that session's pages.
-            self.held.begin_session();
-            self.read_session = self.session;
+            self.held.begin_session(self.session);
+            self.begun_there = self.session;
             self.session += 1;
         }
-        let (rounds, pages) = self.held.report();
-        let holds = Holds { session: self.read_session, rounds, pages };
-        let mut missing = self.unconfirmed.begin_session(self.session, &holds).unwrap();
+        let mut holds = self.held.report();
+        if self.planted == Planted::NamesNextSession {
+            holds.session = self.begun_there;
+        }
+        let mut missing = match self.unconfirmed.begin_session(self.session, &holds) {
+            Ok(missing) => missing,
+            // Wrong, and noticed: nothing is sent.
+            Err(_) if self.planted != Planted::Nothing => return DirtyBitmaps::new(&ram()),
+            Err(error) => panic!("{error}"),
+        };
         missing.pages.or_from(dirty);
         // The destination may learn nothing of this session.
         if self.random.bool() {
-            self.read_session = self.session;
-            self.held.begin_session();
+            self.begun_there = self.session;
+            self.held.begin_session(self.session);
         }
         missing.pages
     }
@@ -172,7 +179,7 @@ fn survives(seed: u64, planted: Planted) -> bool {
     let mut round = DirtyBitmaps::new(&ram());
     round.set_all();
     for _ in 0..8 {
-        if world.session != world.read_session {
+        if world.session != world.begun_there {
             // Nothing of it is read: its connection breaks at once.
             world.unconfirmed.begin_round(&round, false);
             let none = DirtyBitmaps::new(&ram());
@@ -207,9 +214,9 @@ fn session_that_began_at_the_destination_alone_leaves_everything_missing() {
         unconfirmed
     };
     let held = HeldPages::new(&ram);
-    let (_, none) = held.report();
+    let none = held.report().pages;
     held.came(0, 3, 1);
-    let (_, one) = held.report();
+    let one = held.report().pages;
 
     let missing = begun().begin_session(3, &Holds { session: 2, rounds: 0, pages: none.clone() }).unwrap();
     assert_eq!(missing.pages.count(), PAGES.iter().sum::<u64>());
@@ -223,7 +230,7 @@ fn session_that_began_at_the_destination_alone_leaves_everything_missing() {
 
 #[test]
 fn every_wrong_way_to_tell_what_is_held_is_found() {
-    for planted in [Planted::KeepsHeld, Planted::CountsHalf] {
+    for planted in [Planted::KeepsHeld, Planted::CountsHalf, Planted::NamesNextSession] {
         assert!((0..400).any(|seed| !survives(seed, planted)), "{planted:?}");
     }
 }
@@ -236,16 +243,69 @@ fn pages_that_are_held_are_not_sent_again() {
     unconfirmed.begin_round(&all, true);
     held.came(0, 0, 690);
     held.came(1, 64, 66);
-    let (rounds, pages) = held.report();
 
-    let missing = unconfirmed.begin_session(1, &Holds { session: 0, rounds, pages }).unwrap();
+    let missing = unconfirmed.begin_session(1, &held.report()).unwrap();
 
     assert_eq!((missing.pages.count(), missing.looks_for_absent), (10 + 64, true));
     // Nothing of session 1 was read: its round is missing as a whole.
     unconfirmed.begin_round(&missing.pages, true);
-    let (rounds, pages) = held.report();
-    let again = unconfirmed.begin_session(2, &Holds { session: 0, rounds, pages }).unwrap();
+    let again = unconfirmed.begin_session(2, &held.report()).unwrap();
     assert_eq!(again.pages.count(), 74);
+}
+
+/// Cut twice: the second time when the destination has all channels and the source does not know.
+#[test]
+fn session_of_which_nothing_came_takes_nothing_from_what_is_held() {
+    let (ram, unconfirmed) = (ram(), Unconfirmed::new(&ram()));
+    let (all, held) = (DirtyBitmaps::new(&ram), HeldPages::new(&ram));
+    all.set_all();
+    unconfirmed.begin_round(&all, false);
+    held.came(0, 0, 690);
+    held.begin_session(1);
+    held.begin_session(2);
+
+    let missing = unconfirmed.begin_session(3, &held.report()).unwrap();
+    assert_eq!(missing.pages.count(), 10 + 130, "nothing is sent again");
+
+    // With the first page of a session, only what comes of that one counts.
+    unconfirmed.begin_round(&missing.pages, false);
+    held.begin_session(3);
+    held.came(1, 0, 30);
+    assert_eq!((held.report().session, held.report().rounds), (3, 0));
+    let again = unconfirmed.begin_session(4, &held.report()).unwrap();
+    assert_eq!(again.pages.count(), 10 + 100);
+    // The end of a round without a page is something, too.
+    unconfirmed.begin_round(&again.pages, false);
+    held.begin_session(4);
+    held.round_ended();
+    assert_eq!((held.report().session, held.report().rounds), (4, 1));
+    assert_eq!(unconfirmed.begin_session(5, &held.report()).unwrap().pages.count(), 0);
+}
+
+/// Several lanes bring the first pages of a session at the same time: none is forgotten.
+#[test]
+fn first_pages_of_a_session_that_come_together_are_all_held() {
+    let ram = ram();
+    for _ in 0..200 {
+        let held = HeldPages::new(&ram);
+        held.came(0, 600, 50);
+        held.begin_session(1);
+        std::thread::scope(|scope| {
+            for lane in 0..4 {
+                let held = &held;
+                scope.spawn(move || held.came(0, lane * 64, 64));
+            }
+        });
+        let unconfirmed = Unconfirmed::new(&ram);
+        unconfirmed
+            .begin_session(1, &Holds { session: 0, rounds: 0, pages: HeldPages::new(&ram).report().pages })
+            .unwrap();
+        let all = DirtyBitmaps::new(&ram);
+        all.set_all();
+        unconfirmed.begin_round(&all, false);
+        let missing = unconfirmed.begin_session(2, &held.report()).unwrap();
+        assert_eq!(missing.pages.count(), PAGES.iter().sum::<u64>() - 256);
+    }
 }
 
 #[test]
@@ -255,7 +315,7 @@ fn answers_that_cannot_be_are_refused() {
     unconfirmed.begin_round(&all, false);
     unconfirmed.begin_round(&all, false);
     unconfirmed.confirmed().unwrap();
-    let (_, pages) = held.report();
+    let pages = held.report().pages;
     for (session, rounds) in [(0, 0), (0, 3), (1, 0), (u32::MAX, 1)] {
         let holds = Holds { session, rounds, pages: pages.clone() };
         assert!(unconfirmed.begin_session(1, &holds).is_err(), "{session}, {rounds}");

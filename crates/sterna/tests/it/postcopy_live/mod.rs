@@ -10,6 +10,7 @@ mod peer;
 mod recovery;
 mod report;
 mod source;
+mod whole;
 
 use std::sync::Arc;
 use std::time::Duration;

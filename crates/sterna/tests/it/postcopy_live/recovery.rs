@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ pub(super) struct Cable {
     pub(super) at: Address,
     open: Arc<Mutex<Vec<TcpStream>>>,
     is_down: Arc<Mutex<bool>>,
+    /// What the source says on its main channel stays here.
+    holds_main: Arc<AtomicBool>,
 }
 
 impl Cable {
@@ -30,39 +33,65 @@ impl Cable {
         let at = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
         let (open, is_down) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(false)));
         let (streams, down, to) = (Arc::clone(&open), Arc::clone(&is_down), port(address));
+        let holds_main = Arc::new(AtomicBool::new(false));
+        let holds = Arc::clone(&holds_main);
         std::thread::spawn(move || {
-            for near in listener.incoming() {
+            // The main channel comes first.
+            for (index, near) in listener.incoming().enumerate() {
                 let Ok(near) = near else { return };
                 if *down.lock() {
                     continue;
                 }
                 let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else { continue };
-                for (from, to) in [(&near, &far), (&far, &near)] {
+                for (from, to, is_from_source) in [(&near, &far, true), (&far, &near, false)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let holds = Arc::clone(&holds);
                     std::thread::spawn(move || {
                         let mut piece = [0; 16 << 10];
                         while let Ok(count @ 1..) = from.read(&mut piece) {
+                            while index == 0 && is_from_source && holds.load(Ordering::Acquire) {
+                                std::thread::sleep(Duration::from_millis(1));
+                            }
                             if to.write_all(&piece[..count]).is_err() {
                                 break;
                             }
                         }
-                        let _ = to.shutdown(Shutdown::Write);
+                        if !(is_from_source && holds.load(Ordering::Acquire)) {
+                            let _ = to.shutdown(Shutdown::Write);
+                        }
                     });
                 }
                 streams.lock().extend([near, far]);
             }
         });
-        Self { at, open, is_down }
+        Self { at, open, is_down, holds_main }
     }
 
     /// What is on its way is lost.
     pub(super) fn cut(&self) {
         self.open.lock().drain(..).for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+        self.holds_main.store(false, Ordering::Release);
+    }
+
+    /// The source notices that its connection is lost, and the destination does not, while what the source says is held.
+    pub(super) fn cut_for_source(&self) {
+        self.open.lock().iter().step_by(2).for_each(|near| drop(near.shutdown(Shutdown::Both)));
+    }
+
+    /// What the source says from now on over its main channel does not come, nor that it closes a connection; everything else does.
+    pub(super) fn hold_main(&self) {
+        self.holds_main.store(true, Ordering::Release);
     }
 
     /// From now on nobody gets through, or everybody.
     pub(super) fn set_down(&self, down: bool) {
         *self.is_down.lock() = down;
+        self.cut();
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
         self.cut();
     }
 }

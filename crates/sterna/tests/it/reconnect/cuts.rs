@@ -132,6 +132,31 @@ fn little_is_sent_twice_and_the_report_says_how_much() {
     }
 }
 
+/// The second and the third time the destination has all channels of a session, and its answer does not come: the source knows nothing
+/// of these sessions, and what the destination held before them counts.
+#[test]
+fn losses_in_a_row_send_no_more_again_than_one_does() {
+    let idle = ProcessConfig { rate: 200, working_set_pages: Some(1), ..config() };
+    let mut settings = surviving((parameters(), Capabilities::default()));
+    settings.0.max_bandwidth_bytes = 40 << 20;
+    let mut first = after_bytes(32 << 20, (Line::Main, Way::Forward), Verdict::Cut, 1);
+    let mut mains = 0;
+    let filter: Filter = Box::new(move |line, way, offset, piece| {
+        if (line, way, offset) == (Line::Main, Way::Back, 0) {
+            mains += 1;
+            if matches!(mains, 2 | 3) {
+                piece.clear();
+                return Verdict::Cut;
+            }
+        }
+        first(line, way, offset, piece)
+    });
+    let bench = Bench::new(&idle, settings, filter);
+    assert_eq!(bench.arrives(), 1);
+    let again = &bench.migration.statistics().reconnections[0];
+    assert!(again.resent_bytes < 16 << 20, "{again:?}");
+}
+
 #[test]
 fn statistics_and_events_tell_of_a_lost_connection_while_it_lasts() {
     let filter: Filter = Box::new(|_, _, _, _| Verdict::Pass);
