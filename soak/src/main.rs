@@ -16,11 +16,13 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
 use std::collections::BTreeMap;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use sterna_soak::colo::kills;
+use sterna_soak::drift::{Drift, HEAPS, LIMIT};
 use sterna_soak::{Blow, Case, Soak, Stop, child, colo, outages, rdma, round_trips, schedule, silences};
 
 const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER] [--planted FAULT] [--seed S]";
@@ -41,6 +43,9 @@ fn main() -> ExitCode {
     if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == outages::ROLE) {
         return exit(outages::main(rest).map(|()| ExitCode::SUCCESS));
     }
+    if let Err(why) = share_one_heap() {
+        return exit(Err(why));
+    }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         // The second time it ends at once.
@@ -56,6 +61,16 @@ fn main() -> ExitCode {
         }
     }
     exit(Wish::parse(&arguments).and_then(|wish| wish.fulfil(interrupted)))
+}
+
+/// With one heap for all threads: what is resident then is what is used, and not what chance left free in many.
+fn share_one_heap() -> Result<(), String> {
+    if std::env::var_os(HEAPS).is_some() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
+    let error = Command::new(program).args(std::env::args_os().skip(1)).env(HEAPS, "1").exec();
+    Err(format!("starting again with {HEAPS}: {error}"))
 }
 
 fn exit(done: Result<ExitCode, String>) -> ExitCode {
@@ -188,18 +203,16 @@ impl Wish {
             }
         });
         println!("{report}");
-        if report.has_grown() {
-            eprintln!("soak: resident memory has grown");
-        }
         if report.interrupted {
             return Ok(ExitCode::from(INTERRUPTED));
         }
-        Ok(passed(report.failures.is_empty() && !report.has_grown()))
+        Ok(passed(report.failures.is_empty() && report.drift.grown().is_empty()))
     }
 }
 
 fn over_rdma(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool) -> bool {
     let (mut good, mut bad) = (0, 0);
+    let mut drift = Drift::over(numbers.end - numbers.start);
     for number in numbers {
         if interrupted.load(std::sync::atomic::Ordering::SeqCst) {
             println!("interrupted");
@@ -215,13 +228,17 @@ fn over_rdma(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool)
                 bad += 1;
             }
         }
+        drift.played();
     }
+    drift.end(LIMIT);
+    print!("{drift}");
     println!("{good} passed, {bad} failed");
-    bad == 0
+    bad == 0 && drift.grown().is_empty()
 }
 
 fn protections(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool) -> bool {
     let (mut ends, mut bad) = (BTreeMap::<(String, String), u64>::new(), 0);
+    let mut drift = Drift::over(numbers.end - numbers.start);
     // What a process opens once and keeps is open before anything is counted.
     if let Err(why) = round_trips::run(1, 0, |_, _| {}) {
         eprintln!("soak: {why}");
@@ -242,12 +259,15 @@ fn protections(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBoo
                 bad += 1;
             }
         }
+        drift.played();
     }
+    drift.end(LIMIT);
     for ((trouble, end), count) in &ends {
         println!("{trouble:16} {count:5}  {end}");
     }
+    print!("{drift}");
     println!("{} passed, {bad} failed", ends.values().sum::<u64>());
-    bad == 0
+    bad == 0 && drift.grown().is_empty()
 }
 
 fn lost_connections(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::case::Kind;
 use super::{Played, one};
-use crate::leaks;
+use crate::drift::{Drift, LIMIT};
 
 /// Ends and states of several cases.
 #[derive(Debug, Default)]
@@ -19,8 +19,7 @@ pub struct Report {
     /// How often something went wrong, by the states of source and destination.
     struck: BTreeMap<String, u64>,
     failed: u64,
-    /// Resident memory after the first tenth of the cases and at the end, bytes.
-    resident_bytes: (u64, u64),
+    drift: Drift,
     took: Duration,
     interrupted: bool,
 }
@@ -34,8 +33,8 @@ pub fn several(
     interrupted: &AtomicBool,
     mut tell: impl FnMut(u64, &Result<Played, String>),
 ) -> Report {
-    let (mut report, began) = (Report::default(), Instant::now());
-    let early = numbers.start + (numbers.end - numbers.start).div_ceil(10);
+    let drift = Drift::over(numbers.end - numbers.start);
+    let (mut report, began) = (Report { drift, ..Report::default() }, Instant::now());
     for number in numbers {
         if interrupted.load(Ordering::SeqCst) {
             report.interrupted = true;
@@ -52,11 +51,9 @@ pub fn several(
             }
             Err(_) => report.failed += 1,
         }
-        if number + 1 == early {
-            report.resident_bytes.0 = leaks::resident_bytes();
-        }
+        report.drift.played();
     }
-    report.resident_bytes.1 = leaks::resident_bytes();
+    report.drift.end(LIMIT);
     report.took = began.elapsed();
     report
 }
@@ -64,12 +61,7 @@ pub fn several(
 impl Report {
     /// Whether nothing was wrong and nothing has grown.
     pub fn is_good(&self) -> bool {
-        self.failed == 0 && !self.has_grown() && !self.interrupted
-    }
-
-    fn has_grown(&self) -> bool {
-        let (early, late) = self.resident_bytes;
-        early > 0 && late > early + crate::DRIFT_BYTES
+        self.failed == 0 && self.drift.grown().is_empty() && !self.interrupted
     }
 }
 
@@ -82,9 +74,7 @@ impl fmt::Display for Report {
         for (states, count) in &self.struck {
             writeln!(f, "{count:7}  {states}")?;
         }
-        let (early, late) = self.resident_bytes;
-        let grown = if self.has_grown() { ": IT HAS GROWN" } else { "" };
-        writeln!(f, "resident memory: {} MiB early, {} MiB at the end{grown}", early >> 20, late >> 20)?;
+        write!(f, "{}", self.drift)?;
         if self.interrupted {
             writeln!(f, "interrupted")?;
         }
