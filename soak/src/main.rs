@@ -9,7 +9,8 @@
 //! `soak --kills-case NUMBER [--planted FAULT] --seed S`: one of them again, as a failure names it.
 //! `soak --postcopy N [--seed S]`: N migrations in postcopy whose connections are cut, and whose sides are killed.
 //! `soak --resumed N [--seed S]`: the same of precopies that survive a lost connection.
-//! `soak --postcopy-case NUMBER --seed S`, `soak --resumed-case NUMBER --seed S`: one of them again, as a failure names it.
+//! `soak --cuts N [--seed S]`: N precopies that are cut once before they commit, and arrive.
+//! `soak --postcopy-case NUMBER --seed S`, `--resumed-case`, `--cuts-case`: one of them again, as a failure names it.
 //! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
 #![forbid(unsafe_code)]
@@ -25,7 +26,7 @@ use sterna_soak::colo::kills;
 use sterna_soak::drift::{Drift, HEAPS, LIMIT};
 use sterna_soak::{Blow, Case, Soak, Stop, child, colo, outages, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER] [--planted FAULT] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER | --cuts N | --cuts-case NUMBER] [--planted FAULT] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -134,14 +135,6 @@ impl Wish {
                     let fault = rest.next().and_then(|label| kills::Planted::of_label(label));
                     wish.planted = Some(fault.ok_or(USAGE)?);
                 }
-                "--postcopy" => wish.what = What::Outages(outages::Kind::Postcopy, 0..number(rest.next())?),
-                "--resumed" => wish.what = What::Outages(outages::Kind::Resumed, 0..number(rest.next())?),
-                "--postcopy-case" | "--resumed-case" => {
-                    let is_postcopy = argument == "--postcopy-case";
-                    let kind = if is_postcopy { outages::Kind::Postcopy } else { outages::Kind::Resumed };
-                    let number = number(rest.next())?;
-                    wish.what = What::Outages(kind, number..number + 1);
-                }
                 "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
@@ -149,7 +142,14 @@ impl Wish {
                     let blow = rest.next().and_then(|label| Blow::of_label(label));
                     wish.what = What::Only(stop.ok_or(USAGE)?, blow.ok_or(USAGE)?);
                 }
-                _ => return Err(USAGE.into()),
+                other => {
+                    let label = other.strip_prefix("--").ok_or(USAGE)?;
+                    let one = label.strip_suffix("-case");
+                    let kind = outages::Kind::of_label(one.unwrap_or(label)).ok_or(USAGE)?;
+                    let number = number(rest.next())?;
+                    let numbers = if one.is_some() { number..number + 1 } else { 0..number };
+                    wish.what = What::Outages(kind, numbers);
+                }
             }
         }
         Ok(wish)

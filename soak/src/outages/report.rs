@@ -18,6 +18,8 @@ pub struct Report {
     ends: BTreeMap<(&'static str, String), u64>,
     /// How often something went wrong, by the states of source and destination.
     struck: BTreeMap<String, u64>,
+    /// Bytes that were sent again, of each case that tells.
+    resent_bytes: Vec<u64>,
     failed: u64,
     drift: Drift,
     took: Duration,
@@ -45,6 +47,7 @@ pub fn several(
         match played {
             Ok(played) => {
                 *report.ends.entry((played.trouble, played.end)).or_default() += 1;
+                report.resent_bytes.extend(played.resent_bytes);
                 for states in played.struck {
                     *report.struck.entry(states).or_default() += 1;
                 }
@@ -73,6 +76,13 @@ impl fmt::Display for Report {
         writeln!(f, "struck while source / destination were:")?;
         for (states, count) in &self.struck {
             writeln!(f, "{count:7}  {states}")?;
+        }
+        let mut resent = self.resent_bytes.clone();
+        resent.sort_unstable();
+        if let (Some(median), Some(most)) = (resent.get(resent.len() / 2), resent.last()) {
+            let kib = |bytes: &u64| bytes.div_ceil(1 << 10);
+            let cases = resent.len();
+            writeln!(f, "sent again in {cases}: median {} KiB, most {} KiB", kib(median), kib(most))?;
         }
         write!(f, "{}", self.drift)?;
         if self.interrupted {
