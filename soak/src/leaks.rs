@@ -2,20 +2,33 @@
 
 use std::time::{Duration, Instant};
 
-/// Descriptors, threads and resident memory of this process.
+use crate::mappings::Mappings;
+
+/// Descriptors, threads and mappings of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Belongings {
     /// Open descriptors.
     pub descriptors: usize,
     /// Threads.
     pub threads: usize,
+    /// Memory that is mapped, without what the C library keeps for later.
+    pub mappings: Mappings,
 }
 
 impl Belongings {
     /// Those of now.
     pub fn now() -> Self {
         let count = |path| std::fs::read_dir(path).map_or(0, |entries| entries.count());
-        Self { descriptors: count("/proc/self/fd"), threads: count("/proc/self/task") }
+        Self {
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+            mappings: Mappings::now(),
+        }
+    }
+
+    /// The same, and any mappings: what is at work has buffers that come and go.
+    pub fn and_any_mappings(self) -> Self {
+        Self { mappings: Mappings::ANY, ..self }
     }
 
     /// Waits until there are no more of them than at `self`: threads that were told to end take a moment.
@@ -26,7 +39,10 @@ impl Belongings {
         let until = Instant::now() + limit;
         loop {
             let now = Self::now();
-            if now.descriptors <= self.descriptors && now.threads <= self.threads {
+            if now.descriptors <= self.descriptors
+                && now.threads <= self.threads
+                && now.mappings.is_within(&self.mappings)
+            {
                 return Ok(());
             }
             if Instant::now() > until {
@@ -41,13 +57,15 @@ impl Belongings {
                     std::fs::read_to_string(path.join("comm")).unwrap_or_default().trim().to_owned()
                 };
                 return Err(format!(
-                    "left behind: {} descriptors, before {} ({}); {} threads, before {} ({})",
+                    "left behind: {} descriptors, before {} ({}); {} threads, before {} ({}); {}, before {}",
                     now.descriptors,
                     self.descriptors,
                     names("/proc/self/fd", link),
                     now.threads,
                     self.threads,
                     names("/proc/self/task", comm),
+                    now.mappings,
+                    self.mappings,
                 ));
             }
             std::thread::sleep(Duration::from_millis(1));

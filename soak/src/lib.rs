@@ -8,17 +8,19 @@
 //!
 //! Each case is judged ([`judge`]): exactly one side may run the guest (a killed one is gone; an undecided
 //! one runs it nowhere until it is told), its memory is one consistent cut, its devices with large state are whole
-//! and run with it, its lease is where it runs, cancels after the commit were refused, the next migration works, and no descriptor or thread is left.
-//! Over all cases resident memory must not grow.
+//! and run with it, its lease is where it runs, cancels after the commit were refused, the next migration works, and no descriptor, thread or
+//! mapping is left. Over all cases resident memory must not grow.
 #![forbid(unsafe_code)]
 
 mod bank;
 mod case;
 pub mod child;
 pub mod colo;
+pub mod drift;
 mod judge;
 mod leaks;
 mod ledger;
+mod mappings;
 mod network;
 pub mod outages;
 mod panics;
@@ -41,9 +43,6 @@ pub use report::Report;
 pub use schedule::{Blow, Case, schedule, silences};
 pub use stop::Stop;
 
-/// The most that resident memory may grow after the first tenth of the cases, bytes.
-pub const DRIFT_BYTES: u64 = 24 << 20;
-
 /// A soak to be run.
 pub struct Soak {
     /// The program that plays sides that are killed: this crate's binary.
@@ -57,13 +56,12 @@ pub struct Soak {
 impl Soak {
     /// Plays every case, one after the other; `tell` hears of each.
     pub fn run(&self, mut tell: impl FnMut(&Case, &Result<(), String>)) -> Report {
-        let mut report = Report::default();
+        let mut report = Report::of(self.cases.len() as u64);
         // What a process opens once and keeps (/proc/self/pagemap) is open before anything is counted.
         if let Err(why) = round_trips::run(1, 0, |_, _| {}) {
             tracing::error!(why, "a migration that nobody disturbs");
         }
         let began = Instant::now();
-        let early = self.cases.len().div_ceil(10) as u64;
         for case in &self.cases {
             let result = case::run(*case, &self.program);
             if self.interrupted.load(Ordering::SeqCst) {
@@ -72,20 +70,10 @@ impl Soak {
             }
             tell(case, &result);
             report.add(*case, result);
-            if report.played == early {
-                report.resident_bytes.0 = leaks::resident_bytes();
-            }
+            report.drift.played();
         }
         report.took = began.elapsed();
-        report.resident_bytes.1 = leaks::resident_bytes();
+        report.drift.end(drift::LIMIT);
         report
-    }
-}
-
-impl Report {
-    /// Whether memory was left behind.
-    pub fn has_grown(&self) -> bool {
-        let (early, late) = self.resident_bytes;
-        early > 0 && late > early + DRIFT_BYTES
     }
 }

@@ -9,21 +9,24 @@
 //! `soak --kills-case NUMBER [--planted FAULT] --seed S`: one of them again, as a failure names it.
 //! `soak --postcopy N [--seed S]`: N migrations in postcopy whose connections are cut, and whose sides are killed.
 //! `soak --resumed N [--seed S]`: the same of precopies that survive a lost connection.
-//! `soak --postcopy-case NUMBER --seed S`, `soak --resumed-case NUMBER --seed S`: one of them again, as a failure names it.
+//! `soak --cuts N [--seed S]`: N precopies that are cut once before they commit, and arrive.
+//! `soak --postcopy-case NUMBER --seed S`, `--resumed-case`, `--cuts-case`: one of them again, as a failure names it.
 //! `soak --silence [--seed S]`: at every stop a network that swallows all bytes and closes nothing.
 //! `soak --only STOP BLOW [--seed S]`: one case again, as a failure names it.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks to its user")]
 
 use std::collections::BTreeMap;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use sterna_soak::colo::kills;
+use sterna_soak::drift::{Drift, HEAPS, LIMIT};
 use sterna_soak::{Blow, Case, Soak, Stop, child, colo, outages, rdma, round_trips, schedule, silences};
 
-const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER] [--planted FAULT] [--seed S]";
+const USAGE: &str = "usage: soak [--count N | --round-trips N | --silence | --only STOP BLOW | --rdma N | --rdma-case NUMBER | --colo N | --colo-long N | --colo-case NUMBER | --kills N | --kills-case NUMBER | --postcopy N | --postcopy-case NUMBER | --resumed N | --resumed-case NUMBER | --cuts N | --cuts-case NUMBER] [--planted FAULT] [--seed S]";
 
 /// What a shell expects of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -41,6 +44,9 @@ fn main() -> ExitCode {
     if let Some((_, rest)) = arguments.split_first().filter(|(role, _)| *role == outages::ROLE) {
         return exit(outages::main(rest).map(|()| ExitCode::SUCCESS));
     }
+    if let Err(why) = share_one_heap() {
+        return exit(Err(why));
+    }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         // The second time it ends at once.
@@ -56,6 +62,16 @@ fn main() -> ExitCode {
         }
     }
     exit(Wish::parse(&arguments).and_then(|wish| wish.fulfil(interrupted)))
+}
+
+/// With one heap for all threads: what is resident then is what is used, and not what chance left free in many.
+fn share_one_heap() -> Result<(), String> {
+    if std::env::var_os(HEAPS).is_some() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
+    let error = Command::new(program).args(std::env::args_os().skip(1)).env(HEAPS, "1").exec();
+    Err(format!("starting again with {HEAPS}: {error}"))
 }
 
 fn exit(done: Result<ExitCode, String>) -> ExitCode {
@@ -119,14 +135,6 @@ impl Wish {
                     let fault = rest.next().and_then(|label| kills::Planted::of_label(label));
                     wish.planted = Some(fault.ok_or(USAGE)?);
                 }
-                "--postcopy" => wish.what = What::Outages(outages::Kind::Postcopy, 0..number(rest.next())?),
-                "--resumed" => wish.what = What::Outages(outages::Kind::Resumed, 0..number(rest.next())?),
-                "--postcopy-case" | "--resumed-case" => {
-                    let is_postcopy = argument == "--postcopy-case";
-                    let kind = if is_postcopy { outages::Kind::Postcopy } else { outages::Kind::Resumed };
-                    let number = number(rest.next())?;
-                    wish.what = What::Outages(kind, number..number + 1);
-                }
                 "--silence" => wish.what = What::Silence,
                 "--seed" => wish.seed = number(rest.next())?,
                 "--only" => {
@@ -134,7 +142,14 @@ impl Wish {
                     let blow = rest.next().and_then(|label| Blow::of_label(label));
                     wish.what = What::Only(stop.ok_or(USAGE)?, blow.ok_or(USAGE)?);
                 }
-                _ => return Err(USAGE.into()),
+                other => {
+                    let label = other.strip_prefix("--").ok_or(USAGE)?;
+                    let one = label.strip_suffix("-case");
+                    let kind = outages::Kind::of_label(one.unwrap_or(label)).ok_or(USAGE)?;
+                    let number = number(rest.next())?;
+                    let numbers = if one.is_some() { number..number + 1 } else { 0..number };
+                    wish.what = What::Outages(kind, numbers);
+                }
             }
         }
         Ok(wish)
@@ -188,18 +203,16 @@ impl Wish {
             }
         });
         println!("{report}");
-        if report.has_grown() {
-            eprintln!("soak: resident memory has grown");
-        }
         if report.interrupted {
             return Ok(ExitCode::from(INTERRUPTED));
         }
-        Ok(passed(report.failures.is_empty() && !report.has_grown()))
+        Ok(passed(report.failures.is_empty() && report.drift.grown().is_empty()))
     }
 }
 
 fn over_rdma(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool) -> bool {
     let (mut good, mut bad) = (0, 0);
+    let mut drift = Drift::over(numbers.end - numbers.start);
     for number in numbers {
         if interrupted.load(std::sync::atomic::Ordering::SeqCst) {
             println!("interrupted");
@@ -215,13 +228,17 @@ fn over_rdma(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool)
                 bad += 1;
             }
         }
+        drift.played();
     }
+    drift.end(LIMIT);
+    print!("{drift}");
     println!("{good} passed, {bad} failed");
-    bad == 0
+    bad == 0 && drift.grown().is_empty()
 }
 
 fn protections(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBool) -> bool {
     let (mut ends, mut bad) = (BTreeMap::<(String, String), u64>::new(), 0);
+    let mut drift = Drift::over(numbers.end - numbers.start);
     // What a process opens once and keeps is open before anything is counted.
     if let Err(why) = round_trips::run(1, 0, |_, _| {}) {
         eprintln!("soak: {why}");
@@ -242,12 +259,15 @@ fn protections(numbers: std::ops::Range<u64>, seed: u64, interrupted: &AtomicBoo
                 bad += 1;
             }
         }
+        drift.played();
     }
+    drift.end(LIMIT);
     for ((trouble, end), count) in &ends {
         println!("{trouble:16} {count:5}  {end}");
     }
+    print!("{drift}");
     println!("{} passed, {bad} failed", ends.values().sum::<u64>());
-    bad == 0
+    bad == 0 && drift.grown().is_empty()
 }
 
 fn lost_connections(

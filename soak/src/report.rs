@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use crate::drift::Drift;
 use crate::schedule::{Blow, Case};
 use crate::stop::Stop;
 
@@ -18,13 +19,18 @@ pub struct Report {
     pub played: u64,
     /// From the first case to the last.
     pub took: Duration,
-    /// Resident memory after the first tenth of the cases and at the end, bytes.
-    pub resident_bytes: (u64, u64),
+    /// What the process has early on and at the end.
+    pub drift: Drift,
     /// Ctrl-C came.
     pub interrupted: bool,
 }
 
 impl Report {
+    /// Of so many cases.
+    pub fn of(cases: u64) -> Self {
+        Self { drift: Drift::over(cases), ..Self::default() }
+    }
+
     /// Notes a case.
     pub fn add(&mut self, case: Case, result: Result<(), String>) {
         self.played += 1;
@@ -78,8 +84,7 @@ impl fmt::Display for Report {
             let states: Vec<_> = states.iter().map(|(state, count)| format!("{state} {count}")).collect();
             writeln!(f, "states of the {side}: {}", states.join(", "))?;
         }
-        let (early, late) = self.resident_bytes;
-        writeln!(f, "resident memory: {} MiB early, {} MiB at the end", early >> 20, late >> 20)?;
+        write!(f, "{}", self.drift)?;
         if self.interrupted {
             writeln!(f, "interrupted")?;
         }

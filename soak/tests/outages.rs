@@ -9,11 +9,13 @@ use sterna_soak::outages::{Kind, Plant, one_with, several};
 use sterna_soak::round_trips;
 
 /// What is planted, in what kind of migration, and a word of what the judge must say.
-const PLANTS: [(Plant, Kind, &str); 4] = [
+const PLANTS: [(Plant, Kind, &str); 6] = [
     (Plant::StaleAfterReconnection, Kind::Resumed, "at the destination"),
     (Plant::RunsAgain, Kind::Postcopy, "starts the guest while the other side runs it"),
     (Plant::ChangedPages, Kind::Postcopy, "at the destination"),
+    (Plant::NoWindow, Kind::Cuts, "it has not arrived"),
     (Plant::Descriptor, Kind::Resumed, "left behind"),
+    (Plant::Mapping, Kind::Resumed, "left behind"),
 ];
 
 #[test]
@@ -25,7 +27,7 @@ fn migrations_whose_connections_break_anywhere_leave_one_whole_guest_and_faults_
     round_trips::run(1, 0, |_, _| {}).unwrap();
 
     let mut failures = Vec::new();
-    for (kind, count) in [(Kind::Postcopy, 10), (Kind::Resumed, 6)] {
+    for (kind, count) in [(Kind::Postcopy, 10), (Kind::Resumed, 6), (Kind::Cuts, 6)] {
         let never = AtomicBool::new(false);
         let tell = |_, played: &Result<_, String>| failures.extend(played.as_ref().err().cloned());
         println!("{}", several(kind, seed, 0..count, program, &never, tell));

@@ -45,6 +45,7 @@ usage: cargo xtask COMMAND
   soak --colo [--count N] [--seed S]   N protections disturbed (default 1000)
   soak --kills [--count N] [--seed S]   N primaries of protections killed or frozen as processes (default 1000)
   soak --postcopy|--resumed [--count N] [--seed S]   N migrations whose connections break (default 1000, 500)
+  soak --cuts [--count N] [--seed S]   N precopies that are cut once and arrive, every page checked (default 200)
   bench [micro|sync|e2e|disk] [-- ARGS]   the benches (default: all four)
   bench converge [-- ARGS]      guests that write: forecasts, pauses, the largest dirty rate (--help: its options)
   bench linux [-- ARGS]         a Linux guest in the reference machine and in QEMU's microvm, in the lab (--only=PART, --quick)

@@ -13,7 +13,7 @@ const FULL: u64 = 1000;
 /// Migrations over RDMA.
 const OVER_RDMA: &str = "500";
 /// What can be played alone: its option, how many of it then, and how many where the soak plays all kinds.
-const KINDS: [(&str, u64, u64); 4] = [
+const KINDS: [(&str, u64, u64); 5] = [
     // Protections whose primary is killed as a process.
     ("--kills", FULL, 300),
     // Protections that are disturbed.
@@ -22,13 +22,15 @@ const KINDS: [(&str, u64, u64); 4] = [
     ("--postcopy", FULL, FULL),
     // Precopies that survive a lost connection.
     ("--resumed", 500, 500),
+    // Precopies that are cut once and arrive.
+    ("--cuts", 200, 200),
 ];
 /// Of a protection in which nothing may grow.
 const CHECKPOINTS: u64 = 10_000;
 /// A test of the suite that plays fewer rounds there, and its rounds here.
 const CEILING: (&str, &str) = ("one_chunk_ceiling_with_stalled_loaders_never_blocks_over_rdma", "1000");
 
-/// `cargo xtask soak [--kills | --colo | --postcopy | --resumed] [--count N] [--seed S]`.
+/// `cargo xtask soak [--kills | --colo | --postcopy | --resumed | --cuts] [--count N] [--seed S]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     let (mut wanted, mut seed) = (None, None);
     let (arguments, alone) = match arguments.split_first() {

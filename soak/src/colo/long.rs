@@ -40,7 +40,7 @@ pub fn long(seed: u64, count: u64) -> Result<String, String> {
     let there = ProcessGuest::waiting(case.guest.clone()).map_err(|error| error.to_string())?;
     let play = case.protect(&here, &there)?;
     wait_for_held(&play, SETTLED)?;
-    let (before, mut grown) = (Belongings::now(), Vec::new());
+    let (before, mut grown) = (Belongings::now().and_any_mappings(), Vec::new());
     for round in 1..=ROUNDS {
         let bytes_before = resident_bytes();
         wait_for_held(&play, SETTLED + round * count)?;

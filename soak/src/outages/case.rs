@@ -27,6 +27,8 @@ pub enum Kind {
     Postcopy,
     /// A precopy with a window for reconnection.
     Resumed,
+    /// The same, cut once before it commits: it arrives.
+    Cuts,
 }
 
 impl Kind {
@@ -35,12 +37,13 @@ impl Kind {
         match self {
             Self::Postcopy => "postcopy",
             Self::Resumed => "resumed",
+            Self::Cuts => "cuts",
         }
     }
 
     /// The kind with that label.
     pub fn of_label(label: &str) -> Option<Self> {
-        [Self::Postcopy, Self::Resumed].into_iter().find(|kind| kind.label() == label)
+        [Self::Postcopy, Self::Resumed, Self::Cuts].into_iter().find(|kind| kind.label() == label)
     }
 }
 
@@ -99,11 +102,21 @@ impl Case {
             window: match kind {
                 Kind::Postcopy => [Duration::ZERO, SHORT_WINDOW, LONG_WINDOW, LONG_WINDOW],
                 Kind::Resumed => [SHORT_WINDOW, LONG_WINDOW, LONG_WINDOW, LONG_WINDOW],
+                Kind::Cuts => [LONG_WINDOW; 4],
             }[random.usize(..4)],
             switch: [0, random.u64(..8 << 20), random.u64(..24 << 20)][random.usize(..3)],
             moves: random.u8(..4) == 0,
-            troubles: trouble::draw(&mut random, kind),
+            troubles: Vec::new(),
             plant,
+        };
+        case.troubles = match kind {
+            Kind::Postcopy | Kind::Resumed => trouble::draw(&mut random, kind),
+            Kind::Cuts => {
+                // No page is sent in fewer bytes: the first round passes every byte that is drawn.
+                case.guest.fill = Fill::Random(seed);
+                let bytes = case.guest.blocks.iter().map(|(_, bytes)| bytes).sum();
+                vec![trouble::one_cut(&mut random, bytes)]
+            }
         };
         if case.kills() {
             // The side that is left waits it out.
@@ -169,6 +182,11 @@ impl Case {
         self.troubles.iter().any(|trouble| matches!(trouble.what, What::Kill(_)))
     }
 
+    /// Whether there is no excuse for ending elsewhere than at the destination.
+    pub(super) fn must_arrive(&self) -> bool {
+        self.kind == Kind::Cuts
+    }
+
     /// Whether connections are made anew for as long as it takes.
     pub(super) fn reconnects(&self) -> bool {
         self.window == LONG_WINDOW
@@ -191,7 +209,11 @@ impl Case {
                 self.guest.fill = Fill::Random(1);
                 self.bandwidth = [16 << 20, 4 << 20];
             }
-            Plant::Descriptor => {}
+            Plant::NoWindow => {
+                self.window = Duration::ZERO;
+                self.troubles = vec![Trouble { moment, what: cut }];
+            }
+            Plant::Descriptor | Plant::Mapping => {}
         }
     }
 }

@@ -192,7 +192,7 @@ impl Play {
         if !violations.is_empty() {
             return Err(violations.join("; "));
         }
-        Ok((end, struck(&self.cable.struck())))
+        Ok(End { how: end, struck: struck(&self.cable.struck()), resent_bytes: None })
     }
 
     /// An operator knows that the destination was killed, and whether it had run the guest.

@@ -6,7 +6,7 @@
 //!
 //! Each case is judged: the guest never runs on two sides, and in the end on exactly one, or it waits where its pages never come because its
 //! source was killed; every page of it is right; what nobody gave up has arrived; the side that has lost it knows it; the guest can be
-//! migrated again; no descriptor or thread is left.
+//! migrated again; no descriptor, thread or mapping is left.
 
 mod cable;
 mod case;
@@ -42,6 +42,8 @@ pub struct Played {
     pub end: String,
     /// In which states of the source and the destination something went wrong.
     pub struck: Vec<String>,
+    /// Bytes of pages that were sent again, if a connection was made anew in precopy.
+    pub resent_bytes: Option<u64>,
     /// All of it.
     pub what: String,
 }
@@ -73,7 +75,10 @@ pub fn one_with(
     let ended = if case.kills() { killed::play(&case, program) } else { case.play() };
     let ended = ended.and_then(|end| before.wait_restored(LONGEST / 12).map(|()| end));
     match ended {
-        Ok((end, struck)) => Ok(Played { trouble, end, struck, what }),
+        Ok(end) => {
+            let play::End { how, struck, resent_bytes } = end;
+            Ok(Played { trouble, end: how, struck, resent_bytes, what })
+        }
         Err(why) => {
             let option = kind.label();
             Err(format!("soak --{option}-case {number} --seed {seed}: {why}; it was {what}"))

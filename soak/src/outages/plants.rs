@@ -19,6 +19,10 @@ pub enum Plant {
     ChangedPages,
     /// A descriptor stays open at the destination.
     Descriptor,
+    /// Memory stays mapped there.
+    Mapping,
+    /// Nobody connects again.
+    NoWindow,
 }
 
 /// A source's VM with a fault.

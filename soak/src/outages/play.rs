@@ -19,8 +19,15 @@ use crate::stop::Side;
 /// For how long a case keeps to its bandwidths.
 const SLOW: Duration = Duration::from_millis(700);
 
-/// How it ended, for tables, and where something went wrong.
-pub(super) type End = (String, Vec<String>);
+/// How a case ended.
+pub(super) struct End {
+    /// For tables.
+    pub(super) how: String,
+    /// Where something went wrong.
+    pub(super) struck: Vec<String>,
+    /// Bytes of pages that were sent again; none if nothing tells.
+    pub(super) resent_bytes: Option<u64>,
+}
 
 struct Play {
     here: Here,
@@ -45,8 +52,16 @@ impl Case {
         let ended = self.settle(&play).and_then(|()| self.judge(&play));
         match ended {
             Ok(end) => {
+                let lost = play.here.migration.statistics().reconnections;
+                let resent_bytes =
+                    (!lost.is_empty()).then(|| lost.iter().map(|lost| lost.resent_bytes).sum());
                 self.next(play, end.0, certificates)?;
-                Ok((end.0.to_owned(), struck(&end.1)))
+                let how = match resent_bytes {
+                    // Its channel had carried everything.
+                    None if self.must_arrive() => "arrived, nothing was lost",
+                    _ => end.0,
+                };
+                Ok(End { how: how.to_owned(), struck: struck(&end.1), resent_bytes })
             }
             Err(why) => {
                 let why = format!("{why}; {}", play.describe());
@@ -140,10 +155,15 @@ impl Case {
         if play.ledger.holder() != Some(holder) {
             return Err(format!("it {end}, and its lease is held by {:?}", play.ledger.holder()));
         }
-        if !has_arrived && !may_fail(self, &play.cable) {
+        if !has_arrived && (self.must_arrive() || !may_fail(self, &play.cable)) {
             return Err("nobody gave it up, and it has not arrived".into());
         }
-        Ok((end, play.cable.struck()))
+        let (struck, lost) = (play.cable.struck(), play.here.migration.statistics().reconnections.len());
+        let drawn = self.troubles.len();
+        if self.must_arrive() && (struck.len() != drawn || lost > drawn) {
+            return Err(format!("of {drawn} cuts {} came, and {lost} connections were lost", struck.len()));
+        }
+        Ok((end, struck))
     }
 
     /// The guest migrates on, undisturbed, to where it did not arrive or to a new place.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::case::Kind;
 use super::{Played, one};
-use crate::leaks;
+use crate::drift::{Drift, LIMIT};
 
 /// Ends and states of several cases.
 #[derive(Debug, Default)]
@@ -18,9 +18,10 @@ pub struct Report {
     ends: BTreeMap<(&'static str, String), u64>,
     /// How often something went wrong, by the states of source and destination.
     struck: BTreeMap<String, u64>,
+    /// Bytes that were sent again, of each case that tells.
+    resent_bytes: Vec<u64>,
     failed: u64,
-    /// Resident memory after the first tenth of the cases and at the end, bytes.
-    resident_bytes: (u64, u64),
+    drift: Drift,
     took: Duration,
     interrupted: bool,
 }
@@ -34,8 +35,8 @@ pub fn several(
     interrupted: &AtomicBool,
     mut tell: impl FnMut(u64, &Result<Played, String>),
 ) -> Report {
-    let (mut report, began) = (Report::default(), Instant::now());
-    let early = numbers.start + (numbers.end - numbers.start).div_ceil(10);
+    let drift = Drift::over(numbers.end - numbers.start);
+    let (mut report, began) = (Report { drift, ..Report::default() }, Instant::now());
     for number in numbers {
         if interrupted.load(Ordering::SeqCst) {
             report.interrupted = true;
@@ -46,17 +47,16 @@ pub fn several(
         match played {
             Ok(played) => {
                 *report.ends.entry((played.trouble, played.end)).or_default() += 1;
+                report.resent_bytes.extend(played.resent_bytes);
                 for states in played.struck {
                     *report.struck.entry(states).or_default() += 1;
                 }
             }
             Err(_) => report.failed += 1,
         }
-        if number + 1 == early {
-            report.resident_bytes.0 = leaks::resident_bytes();
-        }
+        report.drift.played();
     }
-    report.resident_bytes.1 = leaks::resident_bytes();
+    report.drift.end(LIMIT);
     report.took = began.elapsed();
     report
 }
@@ -64,12 +64,7 @@ pub fn several(
 impl Report {
     /// Whether nothing was wrong and nothing has grown.
     pub fn is_good(&self) -> bool {
-        self.failed == 0 && !self.has_grown() && !self.interrupted
-    }
-
-    fn has_grown(&self) -> bool {
-        let (early, late) = self.resident_bytes;
-        early > 0 && late > early + crate::DRIFT_BYTES
+        self.failed == 0 && self.drift.grown().is_empty() && !self.interrupted
     }
 }
 
@@ -82,9 +77,14 @@ impl fmt::Display for Report {
         for (states, count) in &self.struck {
             writeln!(f, "{count:7}  {states}")?;
         }
-        let (early, late) = self.resident_bytes;
-        let grown = if self.has_grown() { ": IT HAS GROWN" } else { "" };
-        writeln!(f, "resident memory: {} MiB early, {} MiB at the end{grown}", early >> 20, late >> 20)?;
+        let mut resent = self.resent_bytes.clone();
+        resent.sort_unstable();
+        if let (Some(median), Some(most)) = (resent.get(resent.len() / 2), resent.last()) {
+            let kib = |bytes: &u64| bytes.div_ceil(1 << 10);
+            let cases = resent.len();
+            writeln!(f, "sent again in {cases}: median {} KiB, most {} KiB", kib(median), kib(most))?;
+        }
+        write!(f, "{}", self.drift)?;
         if self.interrupted {
             writeln!(f, "interrupted")?;
         }

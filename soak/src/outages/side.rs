@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use sterna::ram::{Backing, RamBlock};
 use sterna::{Address, Event, Incoming, Migration, SourceVm, TargetVm, TlsEndpoint};
 use sterna_guests::ProcessGuest;
 
@@ -111,10 +112,14 @@ impl There {
         let plant = case.plant;
         let observer = move |event: &Event| {
             if let Some(mark) = mark(event) {
-                if let Some(Plant::Descriptor) = plant
-                    && mark == "completed"
-                {
-                    std::mem::forget(std::fs::File::open("/dev/null"));
+                match plant {
+                    Some(Plant::Descriptor) if mark == "completed" => {
+                        std::mem::forget(std::fs::File::open("/dev/null"));
+                    }
+                    Some(Plant::Mapping) if mark == "completed" => {
+                        std::mem::forget(RamBlock::new("left", 1 << 20, Backing::Anonymous));
+                    }
+                    _ => {}
                 }
                 told(&mark);
             }

@@ -104,6 +104,9 @@ const OF_LOSSES: [(Side, &str); 8] = [
     (Side::Destination, "postcopy-active"),
 ];
 
+/// At least so many bytes come back from the first round on.
+const LEAST_BACK: u64 = 8;
+
 /// Draws what goes wrong in a case of that kind.
 pub(super) fn draw(random: &mut fastrand::Rng, kind: Kind) -> Vec<Trouble> {
     let loss =
@@ -130,6 +133,28 @@ pub(super) fn draw(random: &mut fastrand::Rng, kind: Kind) -> Vec<Trouble> {
     vec![loss(random), again(random, other)]
 }
 
+/// States before *prepare* is answered: what is lost there ends nothing (specs/extension.md §13).
+const BEFORE_PREPARED: [(Side, &str); 4] = [
+    (Side::Source, "round"),
+    (Side::Source, "stopped"),
+    (Side::Source, "device"),
+    (Side::Destination, "prepared"),
+];
+
+/// Draws a cut that a precopy of so many bytes survives, and does not miss.
+pub(super) fn one_cut(random: &mut fastrand::Rng, bytes: u64) -> Trouble {
+    let in_round = |way, bytes| Moment { side: Side::Source, mark: "round", bytes: Some((way, bytes)) };
+    let moment = match random.u8(..8) {
+        0 => in_round(Way::Back, random.u64(1..=LEAST_BACK)),
+        1 | 2 => {
+            let (side, mark) = BEFORE_PREPARED[random.usize(..BEFORE_PREPARED.len())];
+            Moment { side, mark, bytes: None }
+        }
+        _ => in_round(Way::Forward, random.u64(1..=bytes)),
+    };
+    Trouble { moment, what: cut(random) }
+}
+
 fn side(random: &mut fastrand::Rng) -> Side {
     if random.bool() { Side::Source } else { Side::Destination }
 }
@@ -144,7 +169,7 @@ impl Moment {
     fn first(random: &mut fastrand::Rng, kind: Kind) -> Self {
         let (side, mark) = match kind {
             Kind::Postcopy => OF_POSTCOPY[random.usize(..OF_POSTCOPY.len())],
-            Kind::Resumed => OF_PRECOPY[random.usize(..OF_PRECOPY.len())],
+            Kind::Resumed | Kind::Cuts => OF_PRECOPY[random.usize(..OF_PRECOPY.len())],
         };
         Self { side, mark, bytes: bytes(random, mark.is_empty()) }
     }

@@ -1,0 +1,127 @@
+//! Mapped memory, as `/proc/self/maps` lists it.
+
+use std::fmt;
+
+/// Where the C library's heaps begin and end, all but the first: `HEAP_MAX_SIZE`.
+const HEAP_BYTES: u64 = 64 << 20;
+/// A thread's stack lies above a guard of one page.
+const GUARD_BYTES: u64 = 4096;
+
+/// Mappings that can be read or written, without the C library's heaps and the stacks of threads.
+///
+/// It keeps both when they are free: heaps of as many threads as have allocated at once, 40 MiB of stacks. So their number says nothing of a
+/// leak. A thread that is left is counted among threads, and what is left on a heap is resident.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Mappings {
+    /// How many.
+    pub count: usize,
+    /// How long they are in all. Neighbours may be one mapping.
+    pub bytes: u64,
+}
+
+impl Mappings {
+    /// More than a process can have.
+    pub(crate) const ANY: Self = Self { count: usize::MAX, bytes: u64::MAX };
+
+    /// Those of this process, now.
+    pub fn now() -> Self {
+        Self::of(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default())
+    }
+
+    /// Whether nothing is there that was not there then.
+    pub(crate) fn is_within(&self, before: &Self) -> bool {
+        self.count <= before.count && self.bytes <= before.bytes
+    }
+
+    fn of(maps: &str) -> Self {
+        let lines: Vec<Line<'_>> = maps.lines().filter_map(Line::parse).collect();
+        let mut found = Self::default();
+        for (index, line) in lines.iter().enumerate() {
+            let before = index.checked_sub(1).and_then(|index| lines.get(index));
+            let is_kept = line.is_heap(lines.get(index + 1)) || line.is_stack(before);
+            if line.is_accessible && !is_kept {
+                found.count += 1;
+                found.bytes += line.end - line.start;
+            }
+        }
+        found
+    }
+}
+
+impl fmt::Display for Mappings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} mappings of {} KiB", self.count, self.bytes >> 10)
+    }
+}
+
+/// A line of it.
+struct Line<'a> {
+    start: u64,
+    end: u64,
+    is_accessible: bool,
+    /// Empty: anonymous.
+    name: &'a str,
+}
+
+impl<'a> Line<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let permissions = words.next()?;
+        Some(Self {
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            is_accessible: permissions.contains(['r', 'w']),
+            name: words.nth(3).unwrap_or_default().trim(),
+        })
+    }
+
+    /// The first one's name is `[heap]`. The others begin at multiples of their size, and what is not used yet follows.
+    fn is_heap(&self, next: Option<&Self>) -> bool {
+        let is_other = self.name.is_empty() && self.start.is_multiple_of(HEAP_BYTES);
+        let has_rest = next.is_some_and(|next| {
+            !next.is_accessible && next.start == self.end && next.end.is_multiple_of(HEAP_BYTES)
+        });
+        self.name == "[heap]" || (is_other && (has_rest || self.end - self.start == HEAP_BYTES))
+    }
+
+    fn is_stack(&self, before: Option<&Self>) -> bool {
+        let is_guard = |before: &Self| {
+            let is_small = before.end - before.start == GUARD_BYTES;
+            is_small && !before.is_accessible && before.name.is_empty() && before.end == self.start
+        };
+        self.name == "[stack]" || (self.name.is_empty() && before.is_some_and(is_guard))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+55d0c0a00000-55d0c0a10000 r-xp 00000000 08:01 42                         /work/soak
+55d0c1000000-55d0c1021000 rw-p 00000000 00:00 0                          [heap]
+7f1000000000-7f1000100000 rw-p 00000000 00:00 0 
+7f1000100000-7f1004000000 ---p 00000000 00:00 0 
+7f1010000000-7f1010001000 ---p 00000000 00:00 0 
+7f1010001000-7f1010201000 rw-p 00000000 00:00 0 
+7f1020000000-7f1020600000 rw-s 00000000 00:01 77                         /memfd:ram.low (deleted)
+7f1030000000-7f1030200000 rw-p 00000000 00:00 0 
+7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]
+";
+
+    #[test]
+    fn heaps_stacks_and_guards_are_left_out() {
+        // The program, a file of memory, and anonymous memory at a heap's boundary with nothing behind it.
+        let bytes = (64 << 10) + (6 << 20) + (2 << 20);
+        assert_eq!(Mappings::of(MAPS), Mappings { count: 3, bytes });
+    }
+
+    #[test]
+    fn what_joins_a_neighbour_is_more_bytes() {
+        let longer = MAPS.replace("7f1020600000", "7f1020700000");
+        let (before, now) = (Mappings::of(MAPS), Mappings::of(&longer));
+        assert_eq!(now.count, before.count);
+        assert!(!now.is_within(&before) && before.is_within(&now));
+    }
+}

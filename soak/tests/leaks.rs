@@ -1,0 +1,46 @@
+//! What grows over many cases is found. One test in this binary: it counts what the process has.
+
+use std::time::Duration;
+
+use sterna::ram::{Backing, RamBlock};
+use sterna_soak::drift::Drift;
+
+/// Cases of which the first tenth warms the process.
+const CASES: u64 = 20;
+
+/// What is found to have grown over cases of which the later half leaves `leak` behind.
+fn grown(leak: fn()) -> Vec<&'static str> {
+    let mut drift = Drift::over(CASES);
+    for case in 0..CASES {
+        if case >= CASES / 2 {
+            leak();
+        }
+        drift.played();
+    }
+    // Nothing here takes a moment to end.
+    drift.end(Duration::ZERO);
+    let said = drift.to_string();
+    assert_eq!(said.contains("GROWN"), !drift.grown().is_empty(), "{said}");
+    drift.grown()
+}
+
+#[test]
+fn what_cases_leave_behind_is_found_and_named() {
+    assert_eq!(grown(|| {}), [""; 0]);
+    assert_eq!(grown(|| drop(std::thread::spawn(forever))), ["threads"]);
+    assert_eq!(grown(|| std::mem::forget(std::fs::File::open("/dev/null"))), ["descriptors"]);
+    assert_eq!(grown(|| std::mem::forget(RamBlock::new("left", 1 << 20, Backing::Anonymous))), ["mappings"]);
+    // 80 MiB in all, in pieces that are too small to be mappings.
+    let pieces = || {
+        for _ in 0..128 {
+            std::mem::forget(vec![1_u8; 64 << 10]);
+        }
+    };
+    assert_eq!(grown(pieces), ["resident memory"]);
+}
+
+fn forever() {
+    loop {
+        std::thread::park();
+    }
+}
