@@ -127,7 +127,7 @@ impl ReconnectHello {
 /// What the destination holds, of the round in which the last session ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holds {
-    /// The last session that has begun there: all of its channels had come.
+    /// The last session of which it has read a page, or the end of a round, whole.
     pub session: u32,
     /// Rounds of that session whose end it has read.
     pub rounds: u64,
