@@ -12,8 +12,12 @@ pub fn moving_time(statistics: &Statistics) -> Duration {
     if moving.is_zero() { statistics.rounds.iter().map(|round| round.took).sum() } else { moving }
 }
 
-/// Bytes of all rounds over the time in which bytes moved; nothing if none did.
+/// Bytes of all rounds over the time in which bytes moved; nothing if none did, or if postcopy began before the first round was
+/// through: what went out until then may be a few packets, and the rest of the guest is in no round.
 pub fn moving_bandwidth(statistics: &Statistics) -> Option<f64> {
+    if statistics.postcopy.is_some() && statistics.rounds.len() <= 1 {
+        return None;
+    }
     let bytes: u64 = statistics.rounds.iter().map(|round| round.bytes).sum();
     let time = moving_time(statistics);
     (bytes > 0 && !time.is_zero()).then(|| bytes as f64 / time.as_secs_f64())
@@ -49,6 +53,8 @@ pub fn most_dirty_rate(statistics: &Statistics) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use sterna::stats::PostcopyStatistics;
+
     use super::*;
 
     #[test]
@@ -60,6 +66,23 @@ mod tests {
 
         assert_eq!(moving_bandwidth(&statistics), Some(100.0));
         assert_eq!(moving_bandwidth(&Statistics::default()), None);
+    }
+
+    #[test]
+    fn moving_bandwidth_is_unknown_where_postcopy_began_in_the_first_round() {
+        let lanes = LaneTimes { moving: Duration::from_micros(3), ..LaneTimes::default() };
+        let round = Round { took: Duration::from_secs(1), lanes, bytes: 300, ..Round::default() };
+        let switched = |rounds: Vec<Round>| Statistics {
+            rounds,
+            postcopy: Some(PostcopyStatistics::default()),
+            ..Statistics::default()
+        };
+
+        assert_eq!(moving_bandwidth(&switched(vec![round])), None);
+        assert_eq!(moving_bandwidth(&switched(vec![])), None);
+        let known = moving_bandwidth(&switched(vec![round, round])).expect("a round was through");
+        assert!((known - 1e8).abs() < 1.0, "{known}");
+        assert!(moving_bandwidth(&Statistics { postcopy: None, ..switched(vec![round]) }).is_some());
     }
 
     #[test]

@@ -87,6 +87,7 @@ pub fn engine_statistics() -> Statistics {
         }],
         rdma: None,
         reconnections: Vec::new(),
+        earlier_reconnections: Default::default(),
         disconnected: None,
         postcopy: None,
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use sterna::forecast::Range;
-use sterna::{LaneTimes, RdmaStatistics, Statistics, StreamStatistics};
+use sterna::{LaneTimes, RdmaStatistics, ReconnectionTotals, Statistics, StreamStatistics};
 
 use crate::derived;
 use crate::plan::Plan;
@@ -117,16 +117,13 @@ pub fn table(record: &Record) -> String {
 
 /// Connections that were made anew in a line.
 fn reconnections(statistics: &Statistics) -> String {
-    let all = &statistics.reconnections;
-    let without = all.iter().map(|reconnection| reconnection.took).sum();
-    let again = all.iter().map(|reconnection| reconnection.resent_bytes).sum();
+    let ReconnectionTotals { count, took, stood, resent_bytes } = statistics.reconnection_totals();
     let mut text = format!(
         "{}; {} without a connection, {} of pages sent again",
-        units::count(all.len() as u64),
-        units::time(without),
-        units::bytes(again)
+        units::count(count),
+        units::time(took),
+        units::bytes(resent_bytes)
     );
-    let stood: Duration = all.iter().filter_map(|reconnection| reconnection.stood).sum();
     if !stood.is_zero() {
         text += &format!("; the guest stood for {} in switchovers that were taken back", units::time(stood));
     }
@@ -223,12 +220,23 @@ mod tests {
         };
         let two = sterna::stats::Reconnection { stood: Some(Duration::from_millis(40)), ..one.clone() };
         let statistics = Statistics { reconnections: vec![one, two], ..samples::engine_statistics() };
+        let earlier = ReconnectionTotals {
+            count: 1000,
+            took: Duration::from_millis(400),
+            stood: Duration::from_millis(10),
+            resent_bytes: 1 << 20,
+        };
+        let many = Statistics { earlier_reconnections: earlier, ..statistics.clone() };
+        for (statistics, wanted) in [
+            (statistics, ["2; 4.60 s without", "6.00 MiB of pages sent again", "stood for 40.0 ms"]),
+            (many, ["1\u{202f}002; 5.00 s without", "7.00 MiB of pages sent again", "stood for 50.0 ms"]),
+        ] {
+            let rows = rows(&Record::new("", "", statistics));
 
-        let rows = rows(&Record::new("", "", statistics));
-
-        let (_, text) = rows.into_iter().find(|(name, _)| name == "reconnections").expect("a row");
-        for words in ["2; 4.60 s without", "6.00 MiB of pages sent again", "stood for 40.0 ms"] {
-            assert!(text.contains(words), "{words} in {text}");
+            let (_, text) = rows.into_iter().find(|(name, _)| name == "reconnections").expect("a row");
+            for words in wanted {
+                assert!(text.contains(words), "{words} in {text}");
+            }
         }
     }
 

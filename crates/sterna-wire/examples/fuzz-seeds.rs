@@ -6,8 +6,10 @@ use std::io::Read;
 use std::path::Path;
 use sterna_wire::colo::Message;
 use sterna_wire::extension::{
-    Handover, Holds, MigrationSecret, PreemptHello, ReconnectAnswer, ReconnectChannel, ReconnectHello,
-    Status, StatusAnswer, StatusQuestion, encode_held,
+    Features, HandedOver, Handover, Holds, KEEPALIVE_PING, MemoryAnswer, MemoryOffer, MigrationSecret,
+    POSTCOPY_STARTED_PING, PREPARE_PING, PreemptHello, RECONNECT_PING, ROUND_PING, ReconnectAnswer,
+    ReconnectChannel, ReconnectHello, SHUT_PAGE_FAILED, SHUT_PAUSED, Status, StatusAnswer, StatusQuestion,
+    encode_held,
 };
 use sterna_wire::global_state::GlobalState;
 use sterna_wire::main::{
@@ -15,7 +17,9 @@ use sterna_wire::main::{
     encode_section_part,
 };
 use sterna_wire::mapped_ram::MappedHeader;
-use sterna_wire::multifd::{DeviceStatePacket, Method, RamPacketEncoder, push_difference};
+use sterna_wire::multifd::{
+    DeviceChunk, DeviceChunkKind, DeviceStatePacket, Method, RamPacketEncoder, push_difference,
+};
 use sterna_wire::nbd::{CommandKind, DiskHello, Request};
 use sterna_wire::ram::{BlockEntry, BlockList, RamRecordWriter};
 use sterna_wire::rdma::{
@@ -38,7 +42,8 @@ fn main() -> Result<(), Failure> {
     replica(&seeds)?;
     colo(&seeds)?;
     nbd(&seeds)?;
-    small_messages(&seeds)
+    small_messages(&seeds)?;
+    extension(&seeds)
 }
 
 struct Seeds(std::path::PathBuf);
@@ -69,6 +74,7 @@ fn main_channel(seeds: &Seeds) -> Result<(), Failure> {
     let file = vector("file-mapped-ram")?;
     seeds.put("main_channel", "mapped-ram", &[&[0b0001_0011, 9], &file[..200]])?;
     seeds.put("main_channel", "sterna", &[&[0b0100_0000, 33], &hand_made()?])?;
+    seeds.put("main_channel", "postcopy", &[&[0b0100_0100, 17], &postcopy()?])?;
     seeds.put("main_channel", "rdma", &[&[0b0000_1000, 7], &over_rdma()?])?;
     let configuration = &alone[FileHeader::BYTES..FileHeader::BYTES + 10];
     seeds.put("configuration", "captured", &[configuration])?;
@@ -120,6 +126,49 @@ fn hand_made() -> Result<Vec<u8>, WireError> {
     Command::Ping(2).encode(&mut out)?;
     encode_end(&mut out);
     vmdesc::encode(&vmdesc::build("none", &[]), &mut out)?;
+    Ok(out)
+}
+
+/// A stream that goes on after the guest was started at the destination: its package, and pages behind it.
+fn postcopy() -> Result<Vec<u8>, WireError> {
+    let mut package = Vec::new();
+    Command::PostcopyListen.encode(&mut package)?;
+    SectionHeader { id: 3, name: "timer", instance: 0, version: 2 }.encode_full(&mut package)?;
+    package.extend_from_slice(&[5; 8]);
+    encode_footer(3, &mut package);
+    Command::Ping(PREPARE_PING).encode(&mut package)?;
+    let mut out = Vec::new();
+    FileHeader.encode(&mut out);
+    Configuration { machine_type: "none".into(), ..Configuration::default() }.encode(&mut out)?;
+    Command::OpenReturnPath.encode(&mut out)?;
+    Command::PostcopyAdvise(Some((4096, 4096))).encode(&mut out)?;
+    SectionHeader { id: 1, name: "ram", instance: 0, version: 4 }.encode_start(&mut out)?;
+    BlockList { blocks: vec![BlockEntry::new("m0", 4 << 20)] }.encode(&mut out)?;
+    RamRecordWriter::eos(&mut out);
+    encode_footer(1, &mut out);
+    encode_section_part(1, false, &mut out);
+    let mut records = RamRecordWriter::new();
+    records.zero(0, "m0", 0, &mut out)?;
+    RamRecordWriter::eos(&mut out);
+    encode_footer(1, &mut out);
+    for ping in [RECONNECT_PING, ROUND_PING, KEEPALIVE_PING] {
+        Command::Ping(ping).encode(&mut out)?;
+    }
+    Command::SwitchoverStart.encode(&mut out)?;
+    Command::PostcopyDiscard { block: "m0".into(), ranges: vec![(0, 4096)] }.encode(&mut out)?;
+    Command::Packaged(package.len() as u32).encode(&mut out)?;
+    out.extend_from_slice(&package);
+    Command::PostcopyRun.encode(&mut out)?;
+    Command::Ping(POSTCOPY_STARTED_PING).encode(&mut out)?;
+    Command::ReceivedBitmap("m0".into()).encode(&mut out)?;
+    Command::PostcopyResume.encode(&mut out)?;
+    for last in [false, true] {
+        encode_section_part(1, last, &mut out);
+        RamRecordWriter::multifd_flush(&mut out);
+        RamRecordWriter::eos(&mut out);
+        encode_footer(1, &mut out);
+    }
+    encode_end(&mut out);
     Ok(out)
 }
 
@@ -188,6 +237,16 @@ fn multifd_packet(seeds: &Seeds) -> Result<(), Failure> {
     DeviceStatePacket { name: "0000:00:02.0/vfio".into(), instance: 0, payload_bytes: 77 }
         .encode(&mut state)?;
     seeds.put("multifd_packet", "device-state", &[&[0], &state])?;
+    for (name, kind) in [
+        ("chunk", DeviceChunkKind::Data { initial_ends: false }),
+        ("chunk-initial", DeviceChunkKind::Data { initial_ends: true }),
+        ("chunk-configuration", DeviceChunkKind::Configuration { total_bytes: None }),
+        ("chunk-total", DeviceChunkKind::Configuration { total_bytes: Some(77) }),
+    ] {
+        let mut chunk = Vec::new();
+        DeviceChunk { index: 3, kind }.encode(&mut chunk);
+        seeds.put("multifd_packet", name, &[&[0], &chunk, b"contents"])?;
+    }
     let mut encoder = RamPacketEncoder::new(Method::None);
     encoder.begin("m0")?;
     let is_taken = [0, 0x3000].into_iter().all(|offset| encoder.push_normal(offset));
@@ -297,6 +356,11 @@ fn replica(seeds: &Seeds) -> Result<(), Failure> {
     let mut arbiter = Vec::new();
     Session::new(Role::Primary, &secret, &hello, &welcome, &None).seal_arbiter(&identity, &mut arbiter)?;
     seeds.put("replica", "arbiter", &[&arbiter])?;
+    let mut pages = replica::PageSums::default();
+    pages.page(0, 7, &[1; PAGE_SIZE]);
+    pages.zeros(1, 3, 4);
+    let summary = replica::CheckpointSummary::of(9, pages, b"the other sections");
+    seeds.put("replica", "summary", &[&summary.encode()])?;
     Ok(seeds.put("replica", "messages", &[&said])?)
 }
 
@@ -312,9 +376,6 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
     records.extend_from_slice(&[7; PAGE_SIZE]);
     writer.zero(1, "rom", 0, &mut records)?;
     seeds.put("bare_records", "pages", &[&records])?;
-    let mut hello = Vec::new();
-    PreemptHello::new([9; 16], &MigrationSecret::from_bytes([3; 32]), &None).encode(&mut hello);
-    seeds.put("extension", "preempt", &[&hello])?;
     let messages = [
         ReturnMessage::Pong(1),
         ReturnMessage::RequestPages { block: Some("m0".into()), start: 0xc_0000, length: 4096 },
@@ -323,32 +384,14 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
         ReturnMessage::ResumeAck(1),
         ReturnMessage::SwitchoverAck,
         ReturnMessage::Grant { device: "bank".into(), instance: 1, bytes: 1 << 20 },
+        ReturnMessage::Pong(Features::OURS.union(Features::RECONNECT).to_pong()),
+        ReturnMessage::Shut(SHUT_PAUSED),
+        ReturnMessage::Shut(SHUT_PAGE_FAILED),
         ReturnMessage::Shut(0),
     ];
     let mut out = Vec::new();
     messages.iter().try_for_each(|message| message.encode(&mut out))?;
     seeds.put("return_path", "all", &[&out])?;
-
-    let secret = MigrationSecret::from_bytes([7; 32]);
-    let question = StatusQuestion::new([3; 16], [4; 16], &secret, &None);
-    let (mut asked, mut answered) = (Vec::new(), Vec::new());
-    question.encode(&mut asked);
-    seeds.put("extension", "question", &[&asked])?;
-    StatusAnswer::new(Status::Pending, &question, &secret, &None).encode(&mut answered);
-    seeds.put("extension", "answer", &[&answered])?;
-    let hello = ReconnectHello::new([3; 16], (2, ReconnectChannel::Main), [4; 16], &secret, &None);
-    let (mut coming_back, mut held) = (Vec::new(), Vec::new());
-    encode_held(50, [(3, 20), (40, 10)].into_iter(), &mut held);
-    hello.encode(&mut coming_back);
-    let holds = Holds { session: 1, rounds: 9, pages: held.clone() };
-    ReconnectAnswer::Holds(holds).encode(&hello, &secret, &None, &mut coming_back);
-    seeds.put("extension", "reconnect", &[&coming_back])?;
-    seeds.put("extension", "held", &[&[10, 0], &held])?;
-    let handover = Handover { migration_id: [5; 16], secret: Some(secret) };
-    seeds.put("extension", "handover", &[&handover.encode().1])?;
-    seeds.put("extension", "handover-1", &[&[5; 16]])?;
-    let state = GlobalState { run_state: "running".into(), suspended: Some(false) };
-    seeds.put("extension", "globalstate", &[&state.encode()?])?;
 
     let mut header = Vec::new();
     MappedHeader::place(0x6e, 64 << 20)?.encode(&mut header);
@@ -361,5 +404,79 @@ fn small_messages(seeds: &Seeds) -> Result<(), Failure> {
     let eof = main.windows(7).rposition(|w| w[0] == 0 && w[1] == 6 && w[6] == b'{');
     let text = eof.ok_or("the capture has no description")? + 6;
     seeds.put("vmdesc", "captured", &[&main[text..]])?;
+    Ok(())
+}
+
+/// The secret is the one with which the target checks answers.
+fn extension(seeds: &Seeds) -> Result<(), Failure> {
+    let secret = MigrationSecret::from_bytes([7; 32]);
+    let mut hello = Vec::new();
+    PreemptHello::new([9; 16], &secret, &None).encode(&mut hello);
+    seeds.put("extension", "preempt", &[&hello])?;
+    let question = StatusQuestion::new([3; 16], [4; 16], &secret, &None);
+    let (mut asked, mut answered) = (Vec::new(), Vec::new());
+    question.encode(&mut asked);
+    seeds.put("extension", "question", &[&asked])?;
+    StatusAnswer::new(Status::Pending, &question, &secret, &None).encode(&mut answered);
+    seeds.put("extension", "answer", &[&answered])?;
+    reconnect(seeds, &secret)?;
+    memory(seeds, &secret)?;
+    let handover = Handover { migration_id: [5; 16], secret: Some(secret) };
+    seeds.put("extension", "handover", &[&handover.encode().1])?;
+    seeds.put("extension", "handover-1", &[&[5; 16]])?;
+    let state = GlobalState { run_state: "running".into(), suspended: Some(false) };
+    seeds.put("extension", "globalstate", &[&state.encode()?])?;
+    let features = Features::OURS.union(Features::POSTCOPY).union(Features::POSTCOPY_LANES);
+    Ok(seeds.put("extension", "features", &[&features.to_pong().to_be_bytes()])?)
+}
+
+/// Each hello, with the answer that it gets on its connection, if any. A hello of a multifd channel has none: what follows it there is no answer.
+fn reconnect(seeds: &Seeds, secret: &MigrationSecret) -> Result<(), Failure> {
+    let mut held = Vec::new();
+    encode_held(50, [(3, 20), (40, 10)].into_iter(), &mut held);
+    // Bytes 0 and 1 are fifths of the blocks' pages.
+    seeds.put("extension", "held", &[&[10, 0], &held])?;
+    let mut two_blocks = Vec::new();
+    encode_held(1275, [(0, 200), (1000, 275)].into_iter(), &mut two_blocks);
+    encode_held(5, std::iter::empty(), &mut two_blocks);
+    seeds.put("extension", "held-of-two-blocks", &[&[255, 1], &two_blocks])?;
+    let holds = |session, rounds, pages| Some(ReconnectAnswer::Holds(Holds { session, rounds, pages }));
+    for (name, channel, answer) in [
+        ("reconnect", ReconnectChannel::Main, holds(1, 9, held)),
+        ("reconnect-over", ReconnectChannel::Main, Some(ReconnectAnswer::Over)),
+        ("reconnect-lane", ReconnectChannel::Lane(255), None),
+        ("reconnect-gives-up", ReconnectChannel::GivesUp, Some(ReconnectAnswer::Over)),
+        ("recovery", ReconnectChannel::Recovery, holds(2, 0, Vec::new())),
+        ("reconnect-preempt", ReconnectChannel::Preempt, None),
+    ] {
+        let hello = ReconnectHello::new([3; 16], (2, channel), [4; 16], secret, &None);
+        let mut bytes = Vec::new();
+        hello.encode(&mut bytes);
+        if let Some(answer) = answer {
+            answer.encode(&hello, secret, &None, &mut bytes);
+        }
+        seeds.put("extension", name, &[&bytes])?;
+    }
+    Ok(())
+}
+
+/// Memory as descriptors.
+fn memory(seeds: &Seeds, secret: &MigrationSecret) -> Result<(), Failure> {
+    let mut table = Vec::new();
+    for entry in [
+        HandedOver::Block { name: "m0".into(), len_bytes: 1 << 30, page_bytes: 4096, offset: 8192 },
+        HandedOver::Device { name: "network card".into(), instance: 3, count: 2 },
+    ] {
+        entry.encode(&mut table);
+    }
+    let mut offer = Vec::new();
+    MemoryOffer::new([3; 16], secret, &table).encode(&mut offer);
+    seeds.put("extension", "memory-offer", &[&offer])?;
+    seeds.put("extension", "memory-table", &[&table])?;
+    for (name, answer) in [("taken", MemoryAnswer::Taken), ("refused", MemoryAnswer::Refused("no".into()))] {
+        let mut bytes = Vec::new();
+        answer.encode(&mut bytes);
+        seeds.put("extension", &format!("memory-{name}"), &[&bytes])?;
+    }
     Ok(())
 }

@@ -12,7 +12,8 @@
 //! named everything, after a second at the latest. So asking delays a migration, and lengthens no
 //! downtime.
 //!
-//! Hints are not used for a guest that is paused, or over RDMA, where memory is registered ahead of the lanes.
+//! Hints are not used for a guest that is paused; with `postcopy_ram`, where what was not sent would have to follow; or over RDMA, where
+//! memory is registered ahead of the lanes.
 
 use std::fmt;
 use std::sync::Arc;

@@ -82,8 +82,8 @@ pub use precopy::Recording;
 pub use settings_error::SettingsError;
 pub use start_error::StartError;
 pub use stats::{
-    IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Reconnection, Round, Sample,
-    Statistics, StreamStatistics, SyncParts,
+    IncomingRdmaStatistics, IncomingStatistics, LaneTimes, RdmaStatistics, Reconnection, ReconnectionTotals,
+    Round, Sample, Statistics, StreamStatistics, SyncParts,
 };
 pub use sterna_ram as ram;
 pub use sterna_transport::{

@@ -15,7 +15,7 @@ use crate::time_forms::{list, optional, time, times};
 pub(crate) use histogram::Histogram;
 pub use histogram::Latencies;
 pub use postcopy::{PostcopyChannel, PostcopyStatistics};
-pub use reconnection::Reconnection;
+pub use reconnection::{Reconnection, ReconnectionTotals};
 pub use series::FaultSeries;
 pub(crate) use series::Series;
 
@@ -107,15 +107,27 @@ pub struct Statistics {
     /// What RDMA did; `None` over any other transport.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma: Option<RdmaStatistics>,
-    /// Connections that were lost and made anew. Left out of JSON if there are none.
+    /// Connections that were lost and made anew, oldest first; of more than 256 the last. Left out of JSON if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reconnections: Vec<Reconnection>,
+    /// Those that are not in `reconnections` any more. Left out of JSON if there are none.
+    #[serde(skip_serializing_if = "ReconnectionTotals::is_none")]
+    pub earlier_reconnections: ReconnectionTotals,
     /// Since when the connection is lost that is being made anew; `None` while there is one.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "optional")]
     pub disconnected: Option<Duration>,
     /// Of a guest that went on at the destination before its pages were there. Left out of JSON otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub postcopy: Option<PostcopyStatistics>,
+}
+
+impl Statistics {
+    /// All connections that were lost and made anew, in sum.
+    pub fn reconnection_totals(&self) -> ReconnectionTotals {
+        let mut totals = self.earlier_reconnections;
+        self.reconnections.iter().for_each(|reconnection| totals.add(reconnection));
+        totals
+    }
 }
 
 fn is_zero(count: &u64) -> bool {

@@ -383,6 +383,14 @@ mod tests {
     }
 
     #[test]
+    fn image_does_not_go_over_rdma_whether_it_is_saved_sent_or_served() {
+        let Err(refused) = address("rdma:127.0.0.1:4444") else { panic!("it is taken") };
+
+        let words = "an image cannot be received from or sent to rdma:";
+        assert!(format!("{refused:?}").contains(words), "{refused:?}");
+    }
+
+    #[test]
     fn uuid_is_read_with_hyphens_and_without() {
         let read = |text: &str| Line::try_parse_from(["x", "--uuid", text]).map(|line| line.wire.uuid);
         let bytes = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\x01\x23\x45\x67\x89\xab\xcd\xef";

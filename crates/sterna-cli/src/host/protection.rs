@@ -1,6 +1,7 @@
 //! What a hosted VM has for being protected, or for being a standby.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use sterna_vmm::DiskMigration;
 use super::Config;
 use crate::claims::claims;
 use crate::exit::Stop;
+use crate::vhost_user::VhostUser;
 
 /// Most bytes of the console that wait; whoever writes more is slowed down.
 const CONSOLE_LIMIT: u64 = 1 << 20;
@@ -130,13 +132,35 @@ fn unheld(config: &Config) -> Vec<String> {
             )),
         }
     });
-    let others = config.vfio_user.iter().map(|socket| socket.display().to_string());
-    let others =
-        others.chain(config.vhost_user.iter().map(|device| device.options(0).socket.display().to_string()));
-    let others = others.map(|socket| {
+    disks.chain(in_other_processes(&config.vfio_user, &config.vhost_user)).collect()
+}
+
+fn in_other_processes(vfio_user: &[PathBuf], vhost_user: &[VhostUser]) -> impl Iterator<Item = String> {
+    let sockets = vfio_user.iter().cloned().chain(vhost_user.iter().map(|device| device.options(0).socket));
+    sockets.map(|socket| {
         format!(
-            "what the device at {socket} does outside of the guest cannot be held back: take it off the guest"
+            "what the device at {} does outside of the guest cannot be held back: take it off the guest",
+            socket.display()
         )
-    });
-    disks.chain(others).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_of_another_process_cannot_be_held_back() {
+        let vhost = crate::vhost_user::parse("/run/disk,kind=blk").unwrap();
+
+        let unheld: Vec<_> = in_other_processes(&["/run/card".into()], &[vhost]).collect();
+
+        assert_eq!(unheld.len(), 2);
+        for (why, socket) in unheld.iter().zip(["/run/card", "/run/disk"]) {
+            assert!(
+                why.contains(socket) && why.contains("does outside of the guest cannot be held back"),
+                "{why}"
+            );
+        }
+    }
 }

@@ -47,8 +47,12 @@ pub fn losses(record: &Record) -> String {
     if rows.is_empty() {
         return String::new();
     }
+    let earlier = match statistics.earlier_reconnections.count {
+        0 => String::new(),
+        count => format!("<p>{} more in precopy were lost before these.</p>\n", units::count(count)),
+    };
     format!(
-        "<section>\n<h2>Lost connections</h2>\n<div class=\"wide\">\n<table>\n<thead><tr><th>in</th><th>lost</th>\
+        "<section>\n<h2>Lost connections</h2>\n{earlier}<div class=\"wide\">\n<table>\n<thead><tr><th>in</th><th>lost</th>\
          <th>without one</th><th>sent again</th><th>why</th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n</section>\n"
     )
 }

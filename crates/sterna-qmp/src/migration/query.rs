@@ -118,20 +118,19 @@ pub(crate) fn incoming(receiving: &dyn Receiving) -> Value {
 /// Connections that were lost; `None` if there was none. `disconnected` is there while the connection is being made anew: milliseconds
 /// since it was lost, and with it `remaining`: those until the migration is given up.
 fn reconnect(statistics: &Statistics, window: Duration) -> Option<Value> {
-    let Statistics { reconnections, disconnected, .. } = statistics;
-    if reconnections.is_empty() && disconnected.is_none() {
+    let totals = statistics.reconnection_totals();
+    let disconnected = statistics.disconnected;
+    if totals.count == 0 && disconnected.is_none() {
         return None;
     }
-    let resent: u64 = reconnections.iter().map(|reconnection| reconnection.resent_bytes).sum();
-    let took = reconnections.iter().map(|reconnection| reconnection.took).sum();
     let mut shown = json!({
-        "reconnections": reconnections.len(),
-        "resent-bytes": resent,
-        "time": milliseconds(took),
+        "reconnections": totals.count,
+        "resent-bytes": totals.resent_bytes,
+        "time": milliseconds(totals.took),
     });
     if let Some(since) = disconnected {
-        shown["disconnected"] = milliseconds(*since);
-        shown["remaining"] = milliseconds(window.saturating_sub(*since));
+        shown["disconnected"] = milliseconds(since);
+        shown["remaining"] = milliseconds(window.saturating_sub(since));
     }
     Some(shown)
 }

@@ -116,7 +116,7 @@ impl ReconnectHello {
                 PREEMPT => ReconnectChannel::Preempt,
                 code => match u8::try_from(code - 1) {
                     Ok(id) => ReconnectChannel::Lane(id),
-                    Err(_) => return Err(r.bad(SPEC, format!("channel {code} is not 0 to 256"))),
+                    Err(_) => return Err(r.bad(SPEC, format!("channel {code:08x} is none that there is"))),
                 },
             };
             Ok(Self { migration_id, session, channel, nonce: r.array()?, mac: r.array()? })
@@ -127,7 +127,7 @@ impl ReconnectHello {
 /// What the destination holds, of the round in which the last session ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holds {
-    /// The last session of which it has read anything.
+    /// The last session of which it has read a page, or the end of a round, whole.
     pub session: u32,
     /// Rounds of that session whose end it has read.
     pub rounds: u64,

@@ -7,6 +7,7 @@ mod common;
 mod colo_checkpoint;
 mod colo_messages;
 mod decoder_rules;
+mod extension_numbers;
 mod golden;
 mod hostile;
 mod packet_rules;

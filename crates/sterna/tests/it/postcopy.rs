@@ -494,3 +494,25 @@ fn images_that_cannot_be_served_are_refused_with_the_cure() {
 
     assert!(matches!(&refused, StartError::Image(why) if why.contains("without --lazy")), "{refused}");
 }
+
+#[test]
+fn image_of_a_machine_on_huge_pages_is_not_served() {
+    for page_bytes in [2 << 20, 1 << 30] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shape = shape();
+        shape.ram.blocks[0].host_page_bytes = Some(page_bytes);
+        let path = directory.path().join("legacy");
+        let mut writer = LegacyWriter::new(Vec::new(), "memory", &shape).unwrap();
+        give(&mut writer);
+        std::fs::write(&path, writer.finish(&shape).unwrap()).unwrap();
+
+        let refused = ServedImage::open(&path, &ImageOptions::default()).err().expect("it is refused");
+
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("\"m0\" was in huge pages, and QEMU's postcopy needs the same"),
+            "{refused}"
+        );
+        assert!(refused.contains("restore it without --lazy"), "{refused}");
+    }
+}

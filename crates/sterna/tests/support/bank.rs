@@ -91,6 +91,11 @@ impl Bank {
         *self.fails.lock().unwrap() = call;
     }
 
+    /// Bytes of its stream that were read or loaded.
+    pub fn position(&self) -> u64 {
+        self.at.load(Ordering::SeqCst)
+    }
+
     pub fn runs(&self) -> bool {
         *self.state.lock().unwrap() == State::Running
     }

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use sterna::ram::{DirtySource, GuestRam};
+use sterna::ram::{DirtySource, GuestRam, PAGE_SIZE};
 use sterna::{
-    Address, Capabilities, Device, Hook, Incoming, Migration, Observer, Parameters, RunState, SourceVm,
-    TargetVm, Throttle, VcpuDirtyRate, Vm, VmError,
+    Address, Capabilities, Device, FreePageHints, FreePages, Hook, Incoming, Migration, Observer, Parameters,
+    RunState, SourceVm, TargetVm, Throttle, VcpuDirtyRate, Vm, VmError,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -30,6 +30,8 @@ pub struct TestVm {
     pub limited: Mutex<Vec<(Option<usize>, Option<u64>)>>,
     pub starts: Mutex<u32>,
     pub resumes: Mutex<u32>,
+    /// It names its pages that are zero when it is asked which it does not use.
+    pub hints: AtomicBool,
     /// Devices with large state, besides the guest's own.
     pub banks: Vec<Arc<Bank>>,
 }
@@ -54,6 +56,7 @@ impl TestVm {
             limited: Mutex::default(),
             starts: Mutex::new(0),
             resumes: Mutex::new(0),
+            hints: AtomicBool::new(false),
         })
     }
 
@@ -121,6 +124,28 @@ impl SourceVm for TestVm {
     fn throttle(&self) -> Option<&dyn Throttle> {
         Some(self)
     }
+    fn free_page_hints(&self) -> Option<&dyn FreePageHints> {
+        self.hints.load(Ordering::SeqCst).then_some(self)
+    }
+}
+
+/// A page that is written when it was looked at, or later, is reported: the hint is void then.
+impl FreePageHints for TestVm {
+    fn begin(&self, free: FreePages) {
+        let ram = self.guest.ram();
+        let mut content = [0; PAGE_SIZE];
+        for (index, block) in ram.blocks().iter().enumerate() {
+            for page in 0..block.pages() {
+                block.read(page * PAGE_SIZE as u64, &mut content).unwrap();
+                if content == [0; PAGE_SIZE] {
+                    free.hint(index, page, 1);
+                }
+            }
+        }
+        free.complete();
+    }
+    fn stop(&self) {}
+    fn end(&self) {}
 }
 
 /// Steps per second of a guest that is not throttled.

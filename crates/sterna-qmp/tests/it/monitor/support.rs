@@ -359,6 +359,7 @@ impl Outgoing for FakeMigration {
             peer_is_sterna: Some(true),
             cpu_throttle_percent: 0,
             reconnections: self.reconnections.lock().unwrap().clone(),
+            earlier_reconnections: Default::default(),
             disconnected: *self.disconnected.lock().unwrap(),
             postcopy: None,
             streams: Vec::new(),

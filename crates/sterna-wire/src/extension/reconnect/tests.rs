@@ -38,7 +38,7 @@ fn hello_proves_every_byte_of_itself_and_its_connection() {
     let mut bytes = Vec::new();
     hello(ReconnectChannel::Lane(255)).encode(&mut bytes);
     bytes[31] = 1;
-    assert!(ReconnectHello::decode(&bytes).unwrap_err().to_string().contains("channel 257"));
+    assert!(ReconnectHello::decode(&bytes).unwrap_err().to_string().contains("channel 00000101"));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The statistics of a running migration, kept by its control thread.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,15 @@ use super::throughput::Throughput;
 use crate::events::{Status, SwitchoverStep};
 use crate::order::RoundPages;
 use crate::precopy::{Counts, HALF_LIFE, Meter, SHOWN_HALF_LIFE};
-use crate::stats::{LaneTimes, PostcopyStatistics, Reconnection, Round, Sample, Statistics};
+use crate::stats::{
+    LaneTimes, PostcopyStatistics, Reconnection, ReconnectionTotals, Round, Sample, Statistics,
+};
 use crate::throttle::DirtyLimitTimes;
 
 /// Samples kept: about an hour and a half at ten a second; later ones are thinned out.
 const SAMPLES: usize = 50_000;
 
-/// Pauses of a postcopy that are kept.
+/// Lost connections that are kept one by one: pauses of a postcopy, and reconnections.
 const PAUSES: usize = 256;
 
 /// Rounds kept apart.
@@ -61,7 +64,9 @@ pub(in crate::outgoing) struct LiveStatistics {
     pub is_dirty_limited: bool,
     pub dirty_limit_times: Option<DirtyLimitTimes>,
     rdma: Arc<RdmaCounts>,
-    reconnections: Vec<Reconnection>,
+    /// The last ones, oldest first, and those before them.
+    reconnections: VecDeque<Reconnection>,
+    earlier_reconnections: ReconnectionTotals,
     /// The connection is lost, and this is known of it.
     lost: Option<(Instant, Reconnection)>,
     /// From the switch on.
@@ -101,7 +106,8 @@ impl LiveStatistics {
             is_dirty_limited: false,
             dirty_limit_times: None,
             rdma,
-            reconnections: Vec::new(),
+            reconnections: VecDeque::new(),
+            earlier_reconnections: ReconnectionTotals::default(),
             lost: None,
             postcopy: None,
         }
@@ -257,7 +263,12 @@ impl LiveStatistics {
         reconnection.resent_bytes = resent_pages * PAGE_SIZE as u64;
         self.forget_switchover();
         self.begin_pages(counts);
-        self.reconnections.push(reconnection.clone());
+        if self.reconnections.len() >= PAUSES
+            && let Some(oldest) = self.reconnections.pop_front()
+        {
+            self.earlier_reconnections.add(&oldest);
+        }
+        self.reconnections.push_back(reconnection.clone());
         reconnection
     }
 
@@ -312,7 +323,8 @@ impl LiveStatistics {
             dirty_limit_times: self.dirty_limit_times,
             streams: Vec::new(),
             rdma: None,
-            reconnections: self.reconnections.clone(),
+            reconnections: self.reconnections.iter().cloned().collect(),
+            earlier_reconnections: self.earlier_reconnections,
             disconnected: self.lost.as_ref().map(|(since, _)| since.elapsed()),
             postcopy: self.postcopy(now),
         }
@@ -455,6 +467,30 @@ mod tests {
         assert_eq!((shown.recoveries, shown.paused, shown.pauses.len()), (300, None, PAUSES));
         assert!(shown.pauses.iter().all(|pause| pause.resent_bytes == 4096 && pause.why == "cut"));
         assert!(shown.paused_time >= shown.pauses.iter().map(|pause| pause.took).sum());
+    }
+
+    #[test]
+    fn very_many_reconnections_are_counted_and_the_last_are_kept() {
+        let mut statistics = LiveStatistics::new(1 << 30, 1, Arc::default());
+        for count in 1..=300_u64 {
+            statistics.lose_connection(Counts::default(), format!("cut {count}"));
+            let stood = statistics.lost.as_mut().map(|(_, lost)| &mut lost.stood).unwrap();
+            *stood = Some(Duration::from_millis(2));
+            statistics.find_connection(Counts::default(), count);
+            let totals = statistics.snapshot(Counts::default(), None).reconnection_totals();
+            assert_eq!((totals.count, totals.resent_bytes), (count, count * (count + 1) / 2 * 4096));
+        }
+
+        let shown = statistics.snapshot(Counts::default(), None);
+        assert_eq!((shown.reconnections.len(), shown.earlier_reconnections.count), (PAUSES, 44));
+        assert_eq!((&*shown.reconnections[0].why, &*shown.reconnections[255].why), ("cut 45", "cut 300"));
+        let totals = shown.reconnection_totals();
+        assert_eq!(totals.stood, Duration::from_millis(600));
+        assert!(totals.took >= shown.reconnections.iter().map(|one| one.took).sum());
+        let json = serde_json::to_value(&shown).unwrap();
+        assert_eq!(serde_json::from_value::<Statistics>(json).unwrap().reconnection_totals(), totals);
+        let none = serde_json::to_value(Statistics::default()).unwrap();
+        assert!(none.get("earlier_reconnections").is_none() && none.get("reconnections").is_none());
     }
 
     #[test]

@@ -157,7 +157,14 @@ pub(in crate::outgoing) fn hear_answer(
         return Err(MigrationError::Internal("an answer of full length is incomplete".to_owned()));
     };
     match head.with_pages(Vec::new(), hello, &identity.secret, &channel.tls_binding()) {
-        Some(ReconnectAnswer::Holds(Holds { .. })) => Ok(()),
+        Some(ReconnectAnswer::Holds(Holds { session, rounds: 0, .. })) if session == hello.session => Ok(()),
+        Some(ReconnectAnswer::Holds(Holds { session, rounds, .. })) => {
+            let what = format!(
+                "it lets session {} in and says that it has read {rounds} rounds of session {session} (specs/extension.md §14)",
+                hello.session
+            );
+            Err(MigrationError::PeerMisbehaved { what })
+        }
         Some(ReconnectAnswer::Over) => {
             let what = "it says that it never runs the guest, which it has started".to_owned();
             Err(MigrationError::PeerMisbehaved { what })
@@ -173,4 +180,40 @@ pub(in crate::outgoing) fn hear_answer(
 /// What is left of a limit.
 pub(in crate::outgoing) fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use sterna_wire::extension::MigrationSecret;
+
+    use super::*;
+
+    #[test]
+    fn answer_is_taken_for_this_session_and_with_nothing_of_precopy() {
+        let identity = Identity { id: [1; 16], secret: MigrationSecret::from_bytes([2; 32]) };
+        let holds = |session, rounds, pages: &[u8]| {
+            ReconnectAnswer::Holds(Holds { session, rounds, pages: pages.to_vec() })
+        };
+        for (answer, refused) in [
+            (holds(7, 0, &[]), None),
+            (holds(6, 0, &[]), Some("of session 6")),
+            (holds(7, 1, &[]), Some("read 1 rounds")),
+            (holds(7, 0, &[1]), Some("at most 0 are taken")),
+            (ReconnectAnswer::Over, Some("never runs the guest")),
+        ] {
+            let (ours, theirs) = Channel::pair().unwrap();
+            let hello =
+                say_hello(&ours, &identity, (7, ReconnectChannel::Recovery), [3; 16]).expect("it is written");
+            let mut bytes = Vec::new();
+            answer.encode(&hello, &identity.secret, &None, &mut bytes);
+            theirs.write_all(&bytes).unwrap();
+
+            let heard = hear_answer(&ours, &identity, &hello).map_err(|error| error.to_string());
+
+            match refused {
+                None => assert_eq!(heard, Ok(())),
+                Some(words) => assert!(heard.as_ref().is_err_and(|why| why.contains(words)), "{heard:?}"),
+            }
+        }
+    }
 }

@@ -13,25 +13,28 @@ use sterna_transport::rdma::double::{Network, Settings};
 use super::together::{kinds, postcopy, slow};
 use super::{asking_banks, pair, with_tls};
 use crate::common;
+use crate::support::vm::order;
 use crate::support::{TestVm, until_status, vm};
 
 const DETECTIONS: [ZeroPageDetection; 3] =
     [ZeroPageDetection::None, ZeroPageDetection::Legacy, ZeroPageDetection::Multifd];
 
 /// Both throttles, one after the other; and an operator who is waited for.
-fn throttled(on: Capabilities) -> [Capabilities; 2] {
+pub(super) fn throttled(on: Capabilities) -> [Capabilities; 2] {
     let on = Capabilities { pause_before_switchover: true, ..on };
     [Capabilities { auto_converge: true, ..on }, Capabilities { dirty_limit: true, ..on }]
 }
 
 /// A guest that writes pages of every kind, with devices that have a stream and ask for an acknowledgement if it `has_streams`.
-fn machines(config: &ProcessConfig, has_streams: bool) -> Option<[Arc<TestVm>; 2]> {
+pub(super) fn machines(config: &ProcessConfig, has_streams: bool) -> Option<[Arc<TestVm>; 2]> {
     let config = ProcessConfig { fill: Fill::Half(7), ..config.clone() };
     let [saving, loading] = asking_banks(if has_streams { 2 } else { 0 });
     let (source, target) = pair(&config)?;
     let source = TestVm::with_banks(source, saving);
     // It counts what its vCPU writes.
     source.dirty_limits.lock().unwrap().push(None);
+    // Of use in precopy to a destination that is no RDMA's.
+    order(&source.hints, true);
     Some([source, TestVm::with_banks(target, loading)])
 }
 
@@ -65,6 +68,7 @@ fn precopy_with_everything_that_goes_with_it() {
                     let migration = begin(&source, &incoming.address(), &ours, capabilities);
                     goes_on(&migration);
                     arrived(&migration, &incoming, &target);
+                    assert!(migration.statistics().free_pages > 0, "the guest was asked");
                 }
             }
         }
@@ -148,6 +152,7 @@ fn images_with_everything_that_goes_with_them() {
                     goes_on(&migration);
                     let outcome = migration.wait();
                     assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
+                    assert!(migration.statistics().free_pages > 0, "the guest was asked");
                     let off = Capabilities { pause_before_switchover: false, ..form };
                     let incoming =
                         Incoming::listen(target.clone(), &file, params, off, Arc::new(())).expect("loading");

@@ -2,6 +2,7 @@
 //! more that no other test combines.
 
 mod at_once;
+mod protection;
 mod refused;
 mod together;
 

@@ -130,6 +130,34 @@ const PAIRS: &[Pair] = &[
         s.postcopy();
         s.capabilities.xbzrle = true;
     }),
+    ("xbzrle", "device streams", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+        s.capabilities.xbzrle = true;
+        s.has_stream = true;
+    }),
+    ("xbzrle", "vhost-user", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+        s.capabilities.xbzrle = true;
+        s.shares_ram = true;
+    }),
+    ("xbzrle", "vfio-user", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+        s.capabilities.xbzrle = true;
+        s.shares_ram = true;
+    }),
+    ("xbzrle", "file", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+        s.capabilities.xbzrle = true;
+        s.file();
+    }),
+    ("xbzrle", "RDMA", "xbzrle is sent in the checkpoints of a protected guest alone", |s| {
+        s.capabilities.xbzrle = true;
+        s.rdma();
+    }),
+    (
+        "xbzrle",
+        "pause-before-switchover",
+        "xbzrle is sent in the checkpoints of a protected guest alone",
+        |s| {
+            (s.capabilities.xbzrle, s.capabilities.pause_before_switchover) = (true, true);
+        },
+    ),
     ("same-host", "xbzrle", "does not go with xbzrle", |s| {
         s.same_host();
         s.capabilities.xbzrle = true;

@@ -1,5 +1,6 @@
 //! Connections that are lost before the commit, and made anew: the guest arrives whole, and little is sent twice.
 
+mod chunks;
 mod cuts;
 mod ends;
 mod preempt;

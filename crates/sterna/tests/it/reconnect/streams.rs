@@ -8,16 +8,28 @@ use crate::support::small;
 /// PING *streams begin anew*.
 const ANEW: &[u8] = &[0x53, 0x54, 0x4e, 0x0b];
 
+/// Two such devices: instance, seed, bytes of the stream. Two thirds can be read while they run.
+pub(super) const BANKS: [(u32, u64, u64); 2] = [(0, 7, 12 << 20), (1, 8, 3 << 20)];
+
 /// A migration of a guest with two such devices, and the calls that they got on either side.
-struct WithBanks {
-    bench: Bench,
-    calls: [Calls; 2],
+pub(super) struct WithBanks {
+    pub(super) bench: Bench,
+    pub(super) calls: [Calls; 2],
 }
 
 impl WithBanks {
-    fn new(config: &ProcessConfig, settings: (Parameters, Capabilities), filter: Filter) -> Self {
-        let calls = [Calls::default(), Calls::default()];
-        let banks = [(0, 7, 12 << 20), (1, 8, 3 << 20)].map(|(instance, seed, bytes)| {
+    pub(super) fn new(config: &ProcessConfig, settings: (Parameters, Capabilities), filter: Filter) -> Self {
+        Self::counting(config, settings, [Calls::default(), Calls::default()], filter)
+    }
+
+    /// `calls` are those of the source's devices and of the destination's.
+    pub(super) fn counting(
+        config: &ProcessConfig,
+        settings: (Parameters, Capabilities),
+        calls: [Calls; 2],
+        filter: Filter,
+    ) -> Self {
+        let banks = BANKS.map(|(instance, seed, bytes)| {
             let bank = Bank::new(instance, seed, bytes, bytes / 3 * 2, &calls[0]);
             // On the main channel nothing is read while they run.
             Arc::new(if settings.1.multifd { bank.read_while_running() } else { bank })
@@ -30,7 +42,7 @@ impl WithBanks {
     }
 
     /// How often each device of a side was told that.
-    fn count(&self, side: usize, call: &str) -> Vec<usize> {
+    pub(super) fn count(&self, side: usize, call: &str) -> Vec<usize> {
         let calls = self.calls[side].lock().unwrap();
         [0, 1].map(|instance| calls.iter().filter(|told| **told == (instance, call)).count()).to_vec()
     }
