@@ -64,13 +64,18 @@ fn main() -> ExitCode {
     exit(Wish::parse(&arguments).and_then(|wish| wish.fulfil(interrupted)))
 }
 
-/// With one heap for all threads: what is resident then is what is used, and not what chance left free in many.
+/// With one heap for all threads: what is resident then is what is used, and not what chance left free in many. And without backtraces of
+/// callbacks that are to panic, for which the library keeps the program's symbols.
 fn share_one_heap() -> Result<(), String> {
     if std::env::var_os(HEAPS).is_some() {
         return Ok(());
     }
     let program = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
-    let error = Command::new(program).args(std::env::args_os().skip(1)).env(HEAPS, "1").exec();
+    let error = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env(HEAPS, "1")
+        .env("RUST_BACKTRACE", "0")
+        .exec();
     Err(format!("starting again with {HEAPS}: {error}"))
 }
 

@@ -7,7 +7,8 @@ const HEAP_BYTES: u64 = 64 << 20;
 /// A thread's stack lies above a guard of one page.
 const GUARD_BYTES: u64 = 4096;
 
-/// Mappings that can be read or written, without the C library's heaps and the stacks of threads.
+/// Mappings that can be read or written, without the C library's heaps, the stacks of threads, and programs' files that are only read: the first
+/// backtrace maps those once more, and keeps them.
 ///
 /// It keeps both when they are free: heaps of as many threads as have allocated at once, 40 MiB of stacks. So their number says nothing of a
 /// leak. A thread that is left is counted among threads, and what is left on a heap is resident.
@@ -38,7 +39,7 @@ impl Mappings {
         let mut found = Self::default();
         for (index, line) in lines.iter().enumerate() {
             let before = index.checked_sub(1).and_then(|index| lines.get(index));
-            let is_kept = line.is_heap(lines.get(index + 1)) || line.is_stack(before);
+            let is_kept = line.is_heap(lines.get(index + 1)) || line.is_stack(before) || line.is_text;
             if line.is_accessible && !is_kept {
                 found.count += 1;
                 found.bytes += line.end - line.start;
@@ -59,6 +60,8 @@ struct Line<'a> {
     start: u64,
     end: u64,
     is_accessible: bool,
+    /// Of a file, private, and only read.
+    is_text: bool,
     /// Empty: anonymous.
     name: &'a str,
 }
@@ -68,11 +71,13 @@ impl<'a> Line<'a> {
         let mut words = line.splitn(6, ' ');
         let (start, end) = words.next()?.split_once('-')?;
         let permissions = words.next()?;
+        let name = words.nth(3).unwrap_or_default().trim();
         Some(Self {
             start: u64::from_str_radix(start, 16).ok()?,
             end: u64::from_str_radix(end, 16).ok()?,
             is_accessible: permissions.contains(['r', 'w']),
-            name: words.nth(3).unwrap_or_default().trim(),
+            is_text: matches!(permissions, "r--p" | "r-xp") && name.starts_with('/'),
+            name,
         })
     }
 
@@ -111,10 +116,10 @@ mod tests {
 ";
 
     #[test]
-    fn heaps_stacks_and_guards_are_left_out() {
-        // The program, a file of memory, and anonymous memory at a heap's boundary with nothing behind it.
-        let bytes = (64 << 10) + (6 << 20) + (2 << 20);
-        assert_eq!(Mappings::of(MAPS), Mappings { count: 3, bytes });
+    fn heaps_stacks_guards_and_programs_are_left_out() {
+        // A file of memory, and anonymous memory at a heap's boundary with nothing behind it.
+        let bytes = (6 << 20) + (2 << 20);
+        assert_eq!(Mappings::of(MAPS), Mappings { count: 2, bytes });
     }
 
     #[test]
