@@ -541,6 +541,11 @@ impl Control {
                 if cause == Cause::NotResumed {
                     self.shared.note_error(self.not_resumed());
                 }
+                let breaks = |error: MigrationError| error.fault().is_none();
+                if cause == Cause::Abandoned && self.shared.error().is_some_and(breaks) {
+                    // An operator's wish is the reason, though a connection broke at the same time.
+                    self.shared.forget_error();
+                }
                 self.shared.note_error(self.explain(cause));
                 let error = self.shared.error().unwrap_or_else(|| self.explain(cause));
                 // The source only hears that it failed: why is to be found here.
