@@ -152,6 +152,13 @@ impl Lobby {
         self.state.lock().is_open
     }
 
+    /// Whether session `session` is read. `None`: it may be in a moment, for its main channel has come.
+    pub(crate) fn is_read(&self, session: u32) -> Option<bool> {
+        let state = self.state.lock();
+        let may_begin = state.begun < session && state.last == session && !state.is_over;
+        (!may_begin).then_some(state.begun == session && !state.is_open)
+    }
+
     /// No session begins any more.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();

@@ -59,14 +59,26 @@ pub(in crate::incoming) fn take(
         return take_main(shared, channel, hello, secret);
     }
     let is_due = match shared.postcopy.arriving() {
-        Some(_) => shared.is_recovering(),
+        Some(_) => shared.is_recovering() && hello.session == preempt::session(shared),
         // The channel of the first session has a hello of its own.
-        None => hello.session > 0,
+        None => hello.session > 0 && await_session(shared, hello.session),
     };
-    if !shared.capabilities.postcopy_preempt || hello.session != preempt::session(shared) || !is_due {
+    if !shared.capabilities.postcopy_preempt || !is_due {
         return Err(refuse(channel, "brings a preempt channel that no session waits for"));
     }
     preempt::put(shared, channel, hello.session)
+}
+
+/// Whether this session of precopy is read. The hello of its preempt channel may overtake those of its multifd channels.
+fn await_session(shared: &Shared, session: u32) -> bool {
+    let until = Instant::now() + Greeting::limit_of(shared.params.limits.setup);
+    loop {
+        match shared.lobby.is_read(session) {
+            Some(is_read) => return is_read,
+            None if Instant::now() >= until || shared.closing.is_cancelled() => return false,
+            None => std::thread::sleep(LOOK),
+        }
+    }
 }
 
 fn refuse(channel: &Channel, why: &str) -> MigrationError {

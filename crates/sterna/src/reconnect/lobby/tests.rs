@@ -23,13 +23,21 @@ fn session_begins_when_the_last_one_has_ended_and_all_its_channels_have_come() {
     assert!(lobby.put_lane(1, 2, &channels[1]).is_err(), "more than there are");
     assert!(lobby.put_lane(2, 0, &channels[1]).is_err(), "of another session");
     assert!(lobby.put_lane(1, 0, &channels[1]).unwrap().is_none(), "the answer is not out");
+    assert_eq!((lobby.is_read(0), lobby.is_read(1), lobby.is_read(2)), (Some(false), None, Some(false)));
     let assembled = lobby.answered(1).unwrap();
+    assert_eq!(lobby.is_read(1), Some(true));
 
     assert!(Arc::ptr_eq(&assembled.main, &channels[0]) && Arc::ptr_eq(&assembled.lanes[1], &channels[2]));
     assert_eq!(lobby.session(), 1);
     assert!(!lobby.announce(1), "it is there already");
     assert!(lobby.announce(2));
     assert_eq!(lobby.admit(2, SOON), Admission::NotYet, "the one that was just begun is read");
+    lobby.open();
+    assert_eq!(
+        (lobby.is_read(1), lobby.is_read(2)),
+        (Some(false), None),
+        "it is lost, and the next may begin"
+    );
 }
 
 #[test]

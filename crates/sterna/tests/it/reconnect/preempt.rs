@@ -14,6 +14,8 @@ use sterna_wire::extension::{Handover, MigrationSecret, PreemptHello, ReconnectC
 /// Of the first connection: the migration's id and secret are among them.
 const BEGINNING: usize = 64 << 10;
 
+type MayPass = Box<dyn Fn(Line, &[u8], &Seen) -> bool + Send>;
+
 #[derive(Default)]
 struct Seen {
     beginning: Vec<u8>,
@@ -35,11 +37,16 @@ struct Slow {
 impl Slow {
     /// `None` where this host forbids postcopy.
     fn begin() -> Option<Self> {
+        Self::with(Capabilities::default(), Box::new(|_, _, _| true))
+    }
+
+    /// With more switched on. `may_pass`: whether the first piece of a connection of a later session goes on, by what has come before.
+    fn with(more: Capabilities, may_pass: MayPass) -> Option<Self> {
         if let Err(error) = MissingPages::probe() {
             assert!(std::env::var_os("CI").is_none(), "{error}");
             return None;
         }
-        let on = Capabilities { postcopy_ram: true, postcopy_preempt: true, ..Capabilities::default() };
+        let on = Capabilities { postcopy_ram: true, postcopy_preempt: true, ..more };
         let (params, on) = surviving((parameters(), on));
         let params = Parameters { max_bandwidth_bytes: 512 << 10, ..params };
         let (source, target) = common::pair(&config());
@@ -51,6 +58,9 @@ impl Slow {
         let sees = Arc::clone(&seen);
         let filter: Filter = Box::new(move |line, way, offset, piece| {
             let mut seen = sees.lock().unwrap();
+            if way == Way::Forward && offset == 0 && !may_pass(line, piece, &seen) {
+                return Verdict::Later;
+            }
             if line == Line::Main && way == Way::Forward && seen.beginning.len() < BEGINNING {
                 seen.beginning.extend_from_slice(piece);
             }
@@ -62,7 +72,8 @@ impl Slow {
         let proxy = Proxy::new(&incoming.address(), filter);
         let migration = common::start(&source, &proxy.address(), &params, on, Arc::new(()));
         let slow = Self { _source: source, target, proxy, migration, incoming, warned, seen };
-        eventually("pages", || slow.seen.lock().unwrap().beginning.len() >= BEGINNING);
+        // The handover's section goes before them.
+        eventually("pages", || slow.migration.statistics().normal_pages > 16);
         Some(slow)
     }
 
@@ -165,4 +176,24 @@ fn preempt_channel_that_comes_while_the_source_is_away_takes_no_place() {
     slow.proxy.refuse(false);
     slow.comes_back();
     slow.arrives_in_postcopy();
+}
+
+/// Connections are greeted side by side: which hello is read first hangs on chance.
+#[test]
+fn preempt_channel_that_overtakes_the_last_lane_of_its_session_is_taken() {
+    let of_a_later_session = |piece: &[u8]| matches!(ReconnectHello::decode(piece), Ok(Some(_)));
+    let may_pass: MayPass = Box::new(move |line, piece, seen| {
+        line != Line::Lane(1) || !of_a_later_session(piece) || !seen.others.is_empty()
+    });
+    let lanes = Capabilities { multifd: true, ..Capabilities::default() };
+    let Some(slow) = Slow::with(lanes, may_pass) else { return };
+    slow.proxy.refuse(true);
+    slow.proxy.cut();
+    eventually("the loss", || slow.migration.statistics().disconnected.is_some());
+    slow.migration.start_postcopy().unwrap();
+    slow.proxy.refuse(false);
+
+    let (outcome, arrival) = (slow.migration.wait(), slow.incoming.wait());
+    common::assert_arrived(&outcome, &arrival, &slow.target);
+    assert!(!warnings(&slow.warned.events()).iter().any(|text| text.contains("preempt channel")));
 }
