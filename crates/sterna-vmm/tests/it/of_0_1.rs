@@ -45,9 +45,11 @@ fn devices_of_0_1_are_loaded() {
         let version = stored["version"].as_u64().unwrap() as u32;
         match device.load(version, &bytes(&stored["body"])) {
             Ok(()) => {}
-            // A KVM that always shows the processor's own counter: after a reboot it is behind the stored one.
+            // A KVM that always shows the processor's own counter: after a reboot it is behind the stored one. What follows
+            // needs the vCPU.
             Err(why) if why.to_string().contains("the TSC reads") => {
                 eprintln!("SKIPPED devices_of_0_1_are_loaded: this KVM sets no TSC: {why}");
+                return;
             }
             Err(why) => panic!("{stored}: {why}"),
         }
