@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sterna::ram::Backing;
-use sterna::{Capabilities, Compression, Parameters, WaitLimits, ZeroPageDetection};
+use sterna::{Capabilities, Compression, NonConvergence, Parameters, WaitLimits, ZeroPageDetection};
 use sterna_devices::statebank::StateBankConfig;
 use sterna_guests::process::{ProcessConfig, StopPoint, Tracking};
 use sterna_guests::{Fill, Pattern};
@@ -140,6 +140,8 @@ impl Case {
             max_postcopy_bandwidth_bytes: self.bandwidth[1],
             // A guest that is to be switched must not arrive before.
             downtime_limit: if is_postcopy { Duration::ZERO } else { Duration::from_secs(1) },
+            // On a busy machine pages may be written as fast as they are compressed.
+            non_convergence: if is_postcopy { NonConvergence::KeepGoing } else { NonConvergence::Switchover },
             multifd_channels: self.lanes.max(1),
             multifd_compression: self.compression,
             zero_page_detection: self.zero_pages,
