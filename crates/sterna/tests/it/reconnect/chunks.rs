@@ -182,7 +182,10 @@ fn stream_that_is_cut_between_two_chunks_in_the_switchover_comes_once_as_a_whole
     assert_eq!(*with.bench.source.resumes.lock().unwrap(), 1, "the guest ran on there");
     assert_eq!(*with.bench.target.starts.lock().unwrap(), 1);
     assert_eq!((with.count(0, "begin_save"), with.count(0, "end_save")), (vec![2, 2], vec![2, 2]));
-    assert_eq!((with.count(1, "begin_load"), with.count(1, "finish_load")), (vec![2, 2], vec![1, 1]));
+    assert_eq!(with.count(1, "begin_load"), vec![2, 2]);
+    // The other device's stream may have come whole before the cut.
+    let finished = with.count(1, "finish_load");
+    assert!(finished[0] == 1 && (1..=2).contains(&finished[1]), "{finished:?}");
     let sessions = sessions.lock().unwrap();
     let [first, after] = &sessions[..] else { panic!("{} sessions", sessions.len()) };
     assert_eq!(first, &before);
