@@ -49,7 +49,8 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
     let long = |name, run| Scenario { name, is_long: true, run };
     vec![
         short("linux boots with 2 vCPUs and switches itself off", || boots(2)),
-        short("linux works and moves ten times", || moves(&Setup::working(1), 10)),
+        short("linux works and moves in each way", || moves(&Setup::working(1), 6)),
+        long("linux works and moves ten times", || moves(&Setup::working(1), 10)),
         long("linux boots with 1 vCPU", || boots(1)),
         long("linux boots with 4 vCPUs", || boots(4)),
         long("linux boots with memory above 4 GiB, and moves", || {
