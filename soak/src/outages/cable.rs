@@ -36,8 +36,8 @@ pub(super) struct Struck {
     pub(super) statuses: [String; 2],
     /// Whether the source had begun to send pages.
     pub(super) has_begun: bool,
-    /// Whether the source had been told to switch.
-    pub(super) is_switched: bool,
+    /// How much both sides had told.
+    told: usize,
 }
 
 struct Shared {
@@ -59,7 +59,8 @@ struct State {
     statuses: [String; 2],
     marks: Vec<(Side, String)>,
     struck: Vec<Struck>,
-    is_switched: bool,
+    /// How much both sides had told when the source was told to switch.
+    switched: Option<usize>,
     is_closing: bool,
 }
 
@@ -94,7 +95,17 @@ impl Cable {
 
     /// From now on the source is told to have been switched.
     pub(super) fn switched(&self) {
-        self.shared.state.lock().is_switched = true;
+        let mut state = self.shared.state.lock();
+        state.switched = Some(state.marks.len());
+    }
+
+    /// Whether the source may have noticed it only after it was told to switch.
+    pub(super) fn may_meet_switch(&self, struck: &Struck) -> bool {
+        let state = self.shared.state.lock();
+        state.switched.is_some_and(|switched| {
+            let between = state.marks.get(struck.told..switched).unwrap_or_default();
+            !between.iter().any(|(side, mark)| *side == Side::Source && mark == "lost")
+        })
     }
 
     pub(super) fn struck(&self) -> Vec<Struck> {
@@ -248,7 +259,7 @@ impl State {
             what,
             statuses: self.statuses.clone(),
             has_begun: self.marks.iter().any(|(side, mark)| *side == Side::Source && mark == "round"),
-            is_switched: self.is_switched,
+            told: self.marks.len(),
         });
         let What::Cut(which, down) = what else { return Some(what) };
         self.down_until = Some(Instant::now() + down);

@@ -105,6 +105,6 @@ pub(super) fn may_fail(case: &Case, cable: &Cable) -> bool {
             // What was said of the commit was lost.
             || has_committed
             // The switch is tried once.
-            || (case.kind == Kind::Postcopy && struck.is_switched)
+            || (case.kind == Kind::Postcopy && cable.may_meet_switch(struck))
     })
 }
