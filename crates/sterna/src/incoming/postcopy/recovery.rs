@@ -58,12 +58,12 @@ pub(in crate::incoming) fn take(
     if hello.channel != ReconnectChannel::Preempt {
         return take_main(shared, channel, hello, secret);
     }
-    let is_due = match shared.postcopy.arriving() {
+    let is_due = || match shared.postcopy.arriving() {
         Some(_) => shared.is_recovering() && hello.session == preempt::session(shared),
         // The channel of the first session has a hello of its own.
         None => hello.session > 0 && await_session(shared, hello.session),
     };
-    if !shared.capabilities.postcopy_preempt || !is_due {
+    if !shared.capabilities.postcopy_preempt || !is_due() {
         return Err(refuse(channel, "brings a preempt channel that no session waits for"));
     }
     preempt::put(shared, channel, hello.session)
