@@ -25,7 +25,12 @@ impl Interrupts {
             .map_err(|error| Stop::failed(format!("cannot catch Ctrl-C: {error}")))?;
         std::thread::Builder::new()
             .name("signals".into())
-            .spawn(move || signals.forever().for_each(|_| counted.add()))
+            .spawn(move || {
+                loop {
+                    // Those that came at once are counted at once: nobody sees the first alone.
+                    counted.0.fetch_add(signals.wait().count(), Ordering::AcqRel);
+                }
+            })
             .map_err(|error| Stop::failed(format!("cannot start a thread for Ctrl-C: {error}")))?;
         Ok(count)
     }

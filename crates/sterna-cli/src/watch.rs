@@ -162,14 +162,12 @@ pub fn until_over(
     Ok((figures, trace))
 }
 
-/// The error for a command that nobody watches any more, with what to do next.
-pub fn detached(source: &Monitor) -> Stop {
+/// The error for a command that nobody watches any more, with what to do next. `what`: what becomes of the migration.
+pub fn detached(source: &Monitor, what: &str) -> Stop {
     let at = source.endpoint();
     Stop::with(
         Status::Detached,
-        format!(
-            "detached; the migration goes on. `sterna info {at}` shows it, `sterna cancel {at}` ends it."
-        ),
+        format!("{what}. `sterna info {at}` shows it, `sterna cancel {at}` ends it."),
     )
 }
 

@@ -257,12 +257,12 @@ fn drive_set_up(
         Err(error) if error.is_disconnect() => return Err(handover.lost(source.vm(), destination).into()),
         Err(error) => {
             let stop = match error {
-                DriveError::Detached(_) => watch::detached(source),
+                DriveError::Detached(what) => watch::detached(source, &what),
                 error => error.into(),
             };
             let Some(destination) = destination.filter(|_| handover.is_held()) else { return Err(stop) };
             return Err(stop.with_more(&format!(
-                " The destination holds the guest: when the source reports `completed`, run `cont` at {}.",
+                " The destination holds the guest: if the source reports `completed`, run `cont` at {}.",
                 destination.at()
             )));
         }

@@ -53,7 +53,7 @@ pub enum DriveError {
     /// The operator cancelled.
     #[error("{0}")]
     Cancelled(String),
-    /// The operator stopped watching; the migration goes on.
+    /// The operator stopped watching; the migration goes on, or is being cancelled.
     #[error("{0}")]
     Detached(String),
 }

@@ -139,7 +139,15 @@ fn pause(vm: &mut Vm, watcher: &mut dyn Watch, trace: &mut Trace) -> Result<(), 
                 Err(error) if error.is_disconnect() => return Err(error),
                 Err(error) => watcher.note(&error.to_string()),
             },
-            Wish::Detach => return Err(DriveError::Detached("detached; the migration goes on".into())),
+            Wish::Detach => {
+                let what = match trace.was_cancelled {
+                    true => {
+                        "the source was told to cancel, and keeps the guest unless it has been handed over already"
+                    }
+                    false => "the migration goes on",
+                };
+                return Err(DriveError::Detached(format!("detached; {what}")));
+            }
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
