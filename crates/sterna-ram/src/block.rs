@@ -53,28 +53,31 @@ impl RamBlock {
         }
     }
 
-    /// Maps the first `len_bytes` of a file, shared: whoever else maps it sees what is written. The file may lie on tmpfs or on a
-    /// disk. It must not be shortened while the block lives.
+    /// Maps the first `len_bytes` of a file, shared: whoever else maps it sees what is written. The file may lie on tmpfs, on hugetlbfs
+    /// or on a disk. It must not be shortened while the block lives.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`RamError::External`] for a file that is too short, or on hugetlbfs.
+    /// As [`new`](Self::new), for the pages of the file's memory, and [`RamError::External`] for a file that is too short.
     pub fn of_file(name: impl Into<String>, len_bytes: u64, file: File) -> Result<Self, RamError> {
         let name = Self::checked_name(name.into())?;
-        Self::check_length(&name, len_bytes, PAGE_BYTES)?;
         let failed = |(call, source)| RamError::System { block: name.clone(), call, source };
         let system = sys::file_system(file.as_fd()).map_err(|error| failed(("fstatfs", error)))?;
+        let (kind, page_bytes) = match system {
+            FileSystem::Tmpfs => (Kind::Tmpfs, PAGE_BYTES),
+            FileSystem::Hugetlbfs { page_bytes } => (Kind::Hugetlbfs, page_bytes),
+            FileSystem::Other => (Kind::File, PAGE_BYTES),
+        };
+        Self::check_length(&name, len_bytes, page_bytes)?;
         let status = file.metadata().map_err(|error| failed(("fstat", error)))?;
-        let rule = match system {
-            FileSystem::Hugetlbfs { .. } => Some("a file on hugetlbfs cannot be shared like this"),
+        let rule = match status.len() < len_bytes {
             _ if !status.is_file() => Some("what is to be shared is not a regular file"),
-            _ if status.len() < len_bytes => Some("the file is shorter than the block"),
-            _ => None,
+            true => Some("the file is shorter than the block"),
+            false => None,
         };
         if let Some(rule) = rule {
             return Err(RamError::External { block: name, rule });
         }
-        let kind = if matches!(system, FileSystem::Tmpfs) { Kind::Tmpfs } else { Kind::File };
-        let mapping = Mapping::of_file(len_bytes as usize, file, kind).map_err(failed)?;
+        let mapping = Mapping::of_file(len_bytes as usize, file, kind, page_bytes).map_err(failed)?;
         Ok(RamBlock::of(name, len_bytes, mapping))
     }
 
@@ -281,6 +284,21 @@ impl RamBlock {
                 Ok(())
             }
             Err(source) => Err(self.not_populated(first, count, source)),
+        }
+    }
+
+    /// Makes all pages readable without a page fault, as if a byte of each had been read. Takes no memory where nothing was written.
+    pub(crate) fn populate_to_read(&self) -> Result<(), RamError> {
+        match self.mapping.advise(0, self.len_bytes, libc::MADV_POPULATE_READ) {
+            Ok(()) => Ok(()),
+            // As above.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                (0..self.pages()).try_for_each(|page| {
+                    let _ = self.atomic(page * PAGE_BYTES)?.load(Ordering::Relaxed);
+                    Ok(())
+                })
+            }
+            Err(source) => Err(self.system("madvise(MADV_POPULATE_READ)", source)),
         }
     }
 

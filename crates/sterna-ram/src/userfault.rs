@@ -81,19 +81,19 @@ impl Userfault {
         }
     }
 
-    /// Copies `content` to `address`, where no page may be, and wakes who waits for it. Whole pages of the memory below.
+    /// Copies `bytes` at `content` to `address`, where no page may be, and wakes who waits for it. Whole pages of the memory below.
     /// False: a page was there.
-    pub(crate) fn copy(&self, address: u64, content: &[u8]) -> io::Result<bool> {
+    pub(crate) fn copy(&self, address: u64, content: *const u8, bytes: u64) -> io::Result<bool> {
         let mut done = 0;
-        while done < content.len() {
-            let left = &content[done..];
-            let (dst, src, len) = (address + done as u64, left.as_ptr() as u64, left.len() as u64);
+        while done < bytes {
+            let (dst, src, len) = (address + done, content as u64 + done, bytes - done);
             let mut copy = uffdio_copy { dst, src, len, mode: 0, copy: 0 };
-            // SAFETY: the request expects this structure. The kernel reads `len` live bytes at `src`, and fills memory at
-            // `dst` only where it was registered and no page was, so that no byte changes that anybody has seen.
+            // SAFETY: the request expects this structure. The kernel reads `len` bytes at `src`, and says EFAULT where nothing is
+            // mapped. It fills memory at `dst` only where it was registered and no page was, so that no byte changes that anybody
+            // has seen.
             let result = unsafe { sys::ioctl(self.file.as_fd(), UFFDIO_COPY, &mut copy) };
             match placed(result.map(drop), copy.copy, len)? {
-                Placed::Bytes(count) => done += count as usize,
+                Placed::Bytes(count) => done += count,
                 Placed::There => return Ok(false),
             }
         }

@@ -182,12 +182,18 @@ impl Mapping {
         })
     }
 
-    /// Maps the first `len` bytes (a multiple of the page size, above 0) of `file`, which has them, shared. On failure says which
+    /// Maps the first `len` bytes (a multiple of `page_bytes`, above 0) of `file`, which has them, shared. On failure says which
     /// call failed.
-    pub(crate) fn of_file(len: usize, file: File, kind: Kind) -> Result<Self, (&'static str, io::Error)> {
+    pub(crate) fn of_file(
+        len: usize,
+        file: File,
+        kind: Kind,
+        page_bytes: u64,
+    ) -> Result<Self, (&'static str, io::Error)> {
         let address = own::map(len, Backing::Memfd, Some(&file)).map_err(|error| ("mmap", error))?;
         let mut mapping = Mapping::none();
         (mapping.address, mapping.len, mapping.owner) = (address, len, Owner::Mapping);
+        mapping.page_bytes = page_bytes;
         let file = Some(FileRange { file: Arc::new(file), offset: 0 });
         mapping.under = Mutex::new(Under { kind, file });
         Ok(mapping)

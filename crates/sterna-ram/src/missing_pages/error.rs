@@ -49,6 +49,9 @@ pub enum MissingPagesError {
     /// A block's memory could not be given back before the guest runs.
     #[error("pages that the guest must not see yet could not be taken away: {0}")]
     Discard(#[from] RamError),
+    /// There is no memory in which the parts of a huge page wait for the others.
+    #[error("parts of huge pages cannot be put together before they are placed: {0}")]
+    Staging(#[source] RamError),
     /// A call of the kernel failed.
     #[error("pages cannot come while the guest runs: {call} failed: {source}")]
     System {

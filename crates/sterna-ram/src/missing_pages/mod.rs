@@ -15,6 +15,7 @@
 //!
 //! A page is placed whole and at once: nobody sees half of one. On huge pages a whole huge page is placed.
 
+mod ahead;
 mod error;
 
 use std::ops::Range;
@@ -27,9 +28,10 @@ use linux_raw_sys::general::{
 };
 use parking_lot::Mutex;
 
+pub use ahead::TakenAhead;
 pub use error::MissingPagesError;
 
-use crate::mapping::Kind;
+use crate::mapping::{Backing, Kind};
 use crate::userfault::{self, Stop, Unsupported, Userfault};
 use crate::{GuestRam, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, RamBlock};
 
@@ -59,8 +61,8 @@ pub struct MissingPages {
     stop: Stop,
     /// Bytes of this process and their block; ordered.
     places: Vec<(Range<u64>, usize)>,
-    /// Zeros for a whole page of the largest memory below.
-    zeros: Vec<u8>,
+    /// Zeros for a whole page of the largest memory below, where that is huge. Never written: it takes no memory.
+    zeros: Option<RamBlock>,
     is_registered: AtomicBool,
 }
 
@@ -94,7 +96,8 @@ impl MissingPages {
             blocks.map(|(index, block)| (bytes_of(block, 0, block.pages()), index)).collect();
         places.sort_by_key(|(bytes, _)| bytes.start);
         let most = ram.blocks().iter().map(RamBlock::page_bytes).max().unwrap_or(PAGE_BYTES);
-        let zeros = if most > PAGE_BYTES { vec![0; most as usize] } else { Vec::new() };
+        let zeros = (most > PAGE_BYTES).then(|| RamBlock::new("zeros", most, Backing::Anonymous)).transpose();
+        let zeros = zeros.map_err(MissingPagesError::Staging)?;
         Ok(Self { ram: ram.clone(), kernel, stop, places, zeros, is_registered: AtomicBool::new(false) })
     }
 
@@ -118,21 +121,6 @@ impl MissingPages {
         Ok(())
     }
 
-    /// As [`MissingPages::take_away`], of memory that is not registered yet: it takes less time while a guest waits if most pages
-    /// are gone by then.
-    ///
-    /// # Errors
-    /// [`MissingPagesError::Discard`], [`MissingPagesError::Outside`].
-    pub fn take_away_ahead(
-        ram: &GuestRam,
-        block: usize,
-        first: u64,
-        count: u64,
-    ) -> Result<(), MissingPagesError> {
-        checked(ram, block, first, count)?;
-        Ok(ram.block(block).discard_pages(first, count)?)
-    }
-
     /// Takes pages away, whatever they hold, so that they are missing. Whole pages of the memory below.
     ///
     /// # Errors
@@ -149,7 +137,23 @@ impl MissingPages {
     /// [`MissingPagesError`].
     pub fn place(&self, block: usize, first: u64, content: &[u8]) -> Result<bool, MissingPagesError> {
         let bytes = self.checked(block, first, (content.len() / PAGE_SIZE) as u64)?;
-        self.kernel.copy(bytes.start, content).map_err(self.failed("UFFDIO_COPY", block))
+        self.copy(block, bytes.start, content.as_ptr(), content.len() as u64)
+    }
+
+    /// As [`MissingPages::place`], of a huge page whose content was put together in a block of its own.
+    ///
+    /// # Errors
+    /// [`MissingPagesError`].
+    pub fn place_block(
+        &self,
+        block: usize,
+        first: u64,
+        content: &RamBlock,
+    ) -> Result<bool, MissingPagesError> {
+        let bytes = self.checked(block, first, content.pages())?;
+        // Where it meets a page fault, the kernel begins again by way of one more huge page, and there may be none.
+        content.populate_to_read().map_err(MissingPagesError::Staging)?;
+        self.copy(block, bytes.start, content.host_address(), content.len_bytes())
     }
 
     /// As [`MissingPages::place`], of pages that are zero.
@@ -162,9 +166,10 @@ impl MissingPages {
         if unit == PAGE_BYTES {
             return self.kernel.zero(&bytes).map_err(self.failed("UFFDIO_ZEROPAGE", block));
         }
+        let Some(zeros) = &self.zeros else { return Ok(true) };
+        zeros.populate_to_read().map_err(MissingPagesError::Staging)?;
         for start in bytes.step_by(unit as usize) {
-            let zeros = &self.zeros[..unit as usize];
-            if !self.kernel.copy(start, zeros).map_err(self.failed("UFFDIO_COPY", block))? {
+            if !self.copy(block, start, zeros.host_address(), unit)? {
                 return Ok(false);
             }
         }
@@ -212,6 +217,16 @@ impl MissingPages {
         let first = ((fault.address - bytes.start) / unit * unit) >> PAGE_SHIFT;
         let found = Fault { block: *block, first, count: unit >> PAGE_SHIFT, thread: fault.thread };
         bytes.contains(&fault.address).then_some(found)
+    }
+
+    fn copy(
+        &self,
+        block: usize,
+        address: u64,
+        content: *const u8,
+        bytes: u64,
+    ) -> Result<bool, MissingPagesError> {
+        self.kernel.copy(address, content, bytes).map_err(self.failed("UFFDIO_COPY", block))
     }
 
     fn checked(&self, block: usize, first: u64, count: u64) -> Result<Range<u64>, MissingPagesError> {

@@ -272,6 +272,24 @@ fn block_whose_memory_cannot_be_given_back_is_made_zero_all_the_same() {
 }
 
 #[test]
+fn block_of_a_file_on_huge_pages_is_the_file() {
+    let Ok(owner) = RamBlock::new("m0", 2 << 20, Backing::Huge2M) else {
+        return skipped("block_of_a_file_on_huge_pages_is_the_file", "no huge page is free");
+    };
+    let shared = owner.shared_file().unwrap();
+
+    let block = RamBlock::of_file("m0", 2 << 20, shared.file.try_clone().unwrap()).unwrap();
+    block.write(5 * PAGE_SIZE as u64, &[7; 100]).unwrap();
+
+    assert_eq!((block.page_bytes(), block.is_shared()), (2 << 20, true));
+    assert_eq!(owner.read_u64(5 * PAGE_SIZE as u64).unwrap(), u64::from_ne_bytes([7; 8]));
+    block.zero_present_pages(0, 512).unwrap();
+    assert_eq!(owner.read_u64(5 * PAGE_SIZE as u64).unwrap(), 0);
+    let part = RamBlock::of_file("m0", 1 << 20, shared.file.try_clone().unwrap()).unwrap_err();
+    assert!(matches!(part, RamError::Length { unit_bytes: 0x20_0000, .. }), "{part}");
+}
+
+#[test]
 fn block_of_a_file_is_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ram");

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError};
+use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError, TakenAhead};
 use sterna_ram::{Backing, ExternalMemory, GuestRam, PAGE_SIZE, RamBlock};
 
 use crate::support::skipped;
@@ -111,6 +111,32 @@ fn page_that_is_taken_away_is_missing_again_and_the_end_lets_everybody_go_on() {
     assert_eq!(reader.join().unwrap(), 0);
     missing.stop_waiting();
     assert!(!missing.wait(&mut Vec::new()).unwrap());
+}
+
+#[test]
+fn pages_taken_away_ahead_are_away_unless_somebody_touches_one() {
+    let (memfd, anonymous) = (ram(Backing::Memfd), ram(Backing::Anonymous));
+    let taken = |ram: &GuestRam, touch: bool| {
+        ram.block(0).write(0, &[5; PAGES as usize * PAGE_SIZE]).unwrap();
+        let mut ahead = TakenAhead::new(ram);
+        assert!(ahead.still_away(0).is_none());
+        ahead.take_away(0, 1, 2).unwrap();
+        if touch {
+            // Reading is enough.
+            assert_eq!(ram.block(0).read_u64(PAGE_SIZE as u64).unwrap(), 0);
+        }
+        ahead.take_away(0, 5, 1).unwrap();
+        ahead
+    };
+    let ahead = taken(&memfd, false);
+    let away = ahead.still_away(0).unwrap();
+    assert_eq!((0..PAGES).filter(|page| away.get(*page)).collect::<Vec<_>>(), [1, 2, 5]);
+    memfd.block(0).write(2 * PAGE_SIZE as u64, &[7]).unwrap();
+    assert!(ahead.still_away(0).is_none(), "it is there again");
+
+    assert!(taken(&memfd, true).still_away(0).is_none(), "it came back between two that were taken away");
+    assert!(taken(&anonymous, false).still_away(0).is_none(), "nothing tells whether it is there");
+    assert!(TakenAhead::new(&memfd).take_away(0, PAGES, 1).is_err());
 }
 
 #[test]

@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use sterna_ram::missing_pages::TakenAhead;
 use sterna_transport::Channel;
 use sterna_wire::extension;
 use sterna_wire::main::MainDecoder;
@@ -35,6 +36,8 @@ pub(super) use pages::ArrivingPages;
 #[derive(Default)]
 pub(super) struct Postcopy {
     pub(super) commands: Mutex<Commands>,
+    /// What the source has dropped, until LISTEN.
+    pub(super) ahead: Mutex<Option<TakenAhead>>,
     /// From LISTEN on.
     arriving: OnceLock<Arc<ArrivingPages>>,
     /// The channel of requested pages, once it is here, and the number of its session.
@@ -183,6 +186,7 @@ impl Postcopy {
     /// The connection was lost before LISTEN, and the source comes back: it begins with ADVISE.
     pub(super) fn begin_again(&self) {
         *self.commands.lock() = Commands::default();
+        *self.ahead.lock() = None;
         *self.preempt.lock() = None;
     }
 

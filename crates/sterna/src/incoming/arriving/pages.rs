@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError};
-use sterna_ram::{DirtyBitmaps, GuestRam, PAGE_SHIFT, PAGE_SIZE};
+use sterna_ram::missing_pages::{Fault, MissingPages, MissingPagesError, TakenAhead};
+use sterna_ram::{Backing, DirtyBitmaps, GuestRam, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamBlock};
 use sterna_wire::received_pages::ReceivedPages;
 
 use super::blocktime::Blocktime;
@@ -16,10 +16,14 @@ use super::ways::{Way, Ways};
 use crate::error::MigrationError;
 use crate::order::PageRun;
 
-/// Huge pages of which some has come. A source sends those that are asked for whole, and the others one after the other.
+/// Huge pages of which some has come, if they have at most so many bytes. A source sends those that are asked for whole, and the others
+/// one after the other.
 const HALF_HUGE_PAGES: usize = 16;
 /// So many more for each lane.
 const HALF_HUGE_PAGES_OF_A_LANE: usize = 2;
+/// Larger ones take memory that a host may not have: one on the main channel, one on the preempt channel, and one on each lane.
+const SMALL_HUGE_PAGE_BYTES: u64 = 2 << 20;
+const HALF_LARGE_PAGES: usize = 2;
 
 impl From<MissingPagesError> for MigrationError {
     fn from(error: MissingPagesError) -> Self {
@@ -45,9 +49,41 @@ pub(crate) struct ArrivingPages {
     complete: OnceLock<Instant>,
     /// Huge pages of which some has come, by block and first page.
     half: Mutex<HashMap<(usize, u64), SharedHalf>>,
-    most_half: usize,
+    lanes: usize,
     blocktime: Option<Blocktime>,
     failures: Mutex<Failures>,
+}
+
+/// Takes away what is lacking, but for what is away already.
+fn take_away(
+    kernel: &MissingPages,
+    ram: &GuestRam,
+    lacking: &DirtyBitmaps,
+    ahead: Option<&TakenAhead>,
+) -> Result<(), MigrationError> {
+    let mut here = DirtyBitmaps::new(ram);
+    here.or_from(lacking);
+    for (index, block) in ram.blocks().iter().enumerate() {
+        let here = here.block(index);
+        if let Some(away) = ahead.and_then(|ahead| ahead.still_away(index)) {
+            remove(here, away);
+        }
+        let unit = block.page_bytes() >> PAGE_SHIFT;
+        let mut from = 0;
+        while let Some(run) = here.next_run(from, here.pages(), u64::MAX) {
+            // Whole pages of the memory below: the source was told of their size, and drops whole ones.
+            let (first, end) = (run.first / unit * unit, run.end().next_multiple_of(unit));
+            kernel.take_away(index, first, end - first)?;
+            from = end;
+        }
+    }
+    Ok(())
+}
+
+fn remove(pages: &PageBitmap, others: &PageBitmap) {
+    for (pages, others) in pages.words().iter().zip(others.words()) {
+        pages.fetch_and(!others.load(Ordering::Acquire), Ordering::AcqRel);
+    }
 }
 
 /// Ways to it: the main and the preempt channel, and lanes.
@@ -55,38 +91,29 @@ type SharedHalf = Arc<Mutex<Half>>;
 
 /// A huge page of which some has come.
 struct Half {
-    content: Vec<u8>,
+    content: RamBlock,
     missing: u64,
 }
 
 impl ArrivingPages {
-    /// Takes the pages away that did not come, and from now on holds whoever touches one. `received`: pages that came; `lanes`: how many
-    /// bring pages, too.
+    /// Takes the pages away that did not come, and from now on holds whoever touches one. `received`: pages that came; `ahead`: what was
+    /// taken away before; `lanes`: how many bring pages, too.
     pub(crate) fn begin(
         ram: &GuestRam,
         received: &DirtyBitmaps,
+        ahead: Option<&TakenAhead>,
         measures: bool,
         lanes: usize,
     ) -> Result<Self, MigrationError> {
         let kernel = MissingPages::new(ram)?;
         let lacking = DirtyBitmaps::new(ram);
         lacking.set_all();
-        for (index, block) in ram.blocks().iter().enumerate() {
-            let lacking = lacking.block(index);
-            for (lacks, came) in lacking.words().iter().zip(received.block(index).words()) {
-                lacks.fetch_and(!came.load(Ordering::Acquire), Ordering::AcqRel);
-            }
-            let unit = block.page_bytes() >> PAGE_SHIFT;
-            let mut from = 0;
-            while let Some(run) = lacking.next_run(from, lacking.pages(), u64::MAX) {
-                // Whole pages of the memory below: the source was told of their size, and drops whole ones.
-                let (first, end) = (run.first / unit * unit, run.end().next_multiple_of(unit));
-                lacking.set_range(first, end - first);
-                kernel.take_away(index, first, end - first)?;
-                from = end;
-            }
+        for (lacking, received) in lacking.blocks().iter().zip(received.blocks()) {
+            remove(lacking, received);
         }
+        // First: a page that is away then stays away.
         kernel.register()?;
+        take_away(&kernel, ram, &lacking, ahead).inspect_err(|_| kernel.end())?;
         let left = lacking.count();
         let began = Instant::now();
         Ok(Self {
@@ -97,7 +124,7 @@ impl ArrivingPages {
             lacking,
             arrived: DirtyBitmaps::new(ram),
             ways: (lanes > 0).then(|| Ways::new(ram)),
-            most_half: HALF_HUGE_PAGES + HALF_HUGE_PAGES_OF_A_LANE * lanes,
+            lanes,
             requested: DirtyBitmaps::new(ram),
             half: Mutex::default(),
             blocktime: measures.then(Blocktime::default),
@@ -209,9 +236,7 @@ impl ArrivingPages {
             ways.end();
         }
         for (arrived, lacking) in self.arrived.blocks().iter().zip(self.lacking.blocks()) {
-            for (came, lacks) in arrived.words().iter().zip(lacking.words()) {
-                came.fetch_and(!lacks.load(Ordering::Acquire), Ordering::AcqRel);
-            }
+            remove(arrived, lacking);
         }
     }
 
@@ -313,28 +338,41 @@ impl ArrivingPages {
     /// Keeps a part of a huge page; with its last part it is placed. `None`: zeros.
     fn part(&self, block: usize, page: u64, unit: u64, content: Option<&[u8]>) -> Result<(), MigrationError> {
         let first = page / unit * unit;
-        let bytes = (unit as usize) << PAGE_SHIFT;
-        let mut half = self.half.lock();
-        if !half.contains_key(&(block, first)) && half.len() >= self.most_half {
-            let what = format!("more than {} huge pages came in parts at once", self.most_half);
-            return Err(MigrationError::PeerMisbehaved { what });
-        }
-        let new = || Arc::new(Mutex::new(Half { content: vec![0; bytes], missing: unit }));
-        let kept = Arc::clone(half.entry((block, first)).or_insert_with(new));
+        let kept = self.half(block, first, unit)?;
         // Copied under the huge page's own lock: no page that is waited for waits for those on a lane.
-        drop(half);
         let mut whole = kept.lock();
         if let Some(content) = content {
-            let at = ((page - first) as usize) << PAGE_SHIFT;
-            whole.content[at..at + PAGE_SIZE].copy_from_slice(content);
+            whole.content.write((page - first) << PAGE_SHIFT, content).map_err(MissingPagesError::Staging)?;
         }
         whole.missing -= 1;
         if whole.missing > 0 {
             return Ok(());
         }
         self.half.lock().remove(&(block, first));
-        let is_new = self.kernel.place(block, first, &whole.content)?;
+        let is_new = self.kernel.place_block(block, first, &whole.content)?;
         self.placed(block, first, unit, is_new)
+    }
+
+    /// What has come of a huge page.
+    fn half(&self, block: usize, first: u64, unit: u64) -> Result<SharedHalf, MigrationError> {
+        let mut half = self.half.lock();
+        if let Some(kept) = half.get(&(block, first)) {
+            return Ok(Arc::clone(kept));
+        }
+        let is_large = |block: usize| self.ram.block(block).page_bytes() > SMALL_HUGE_PAGE_BYTES;
+        let (most, of) = match is_large(block) {
+            true => (HALF_LARGE_PAGES + self.lanes, " of more than 2 MiB"),
+            false => (HALF_HUGE_PAGES + HALF_HUGE_PAGES_OF_A_LANE * self.lanes, ""),
+        };
+        if half.keys().filter(|(other, _)| is_large(*other) == is_large(block)).count() >= most {
+            let what = format!("more than {most} huge pages{of} came in parts at once");
+            return Err(MigrationError::PeerMisbehaved { what });
+        }
+        let content = RamBlock::new("huge page", unit << PAGE_SHIFT, Backing::Anonymous);
+        let content = content.map_err(MissingPagesError::Staging)?;
+        let new = Arc::new(Mutex::new(Half { content, missing: unit }));
+        half.insert((block, first), Arc::clone(&new));
+        Ok(new)
     }
 
     fn placed(&self, block: usize, first: u64, count: u64, is_new: bool) -> Result<(), MigrationError> {

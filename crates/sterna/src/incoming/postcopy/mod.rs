@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use sterna_proto::destination::Event as Fed;
 use sterna_ram::PAGE_SIZE;
-use sterna_ram::missing_pages::{MissingPages, MissingPagesError};
+use sterna_ram::missing_pages::{MissingPages, MissingPagesError, TakenAhead};
 use sterna_transport::Channel;
 use sterna_wire::extension;
 use sterna_wire::main::MainItem;
@@ -41,9 +41,6 @@ use crate::postcopy::page_sizes;
 use crate::settings_error::SettingsError;
 use crate::start_error::StartError;
 use crate::threads::{self, call};
-
-/// Huge pages that are larger would be waited for too long.
-const MOST_PAGE_BYTES: u64 = 2 << 20;
 
 /// Whether this side can take a guest whose pages come later.
 pub(super) fn check(
@@ -75,15 +72,7 @@ pub(super) fn check(
     let refused = |error: MissingPagesError| StartError::Postcopy(error.to_string());
     let Some(ram) = target.guest() else { return Ok(()) };
     MissingPages::probe().map_err(refused)?;
-    MissingPages::check(ram).map_err(refused)?;
-    match ram.blocks().iter().find(|block| block.page_bytes() > MOST_PAGE_BYTES) {
-        Some(block) => Err(StartError::Postcopy(format!(
-            "RAM block {:?} lies on huge pages of {} bytes: the guest would wait for a whole one; use pages of 2 MiB or less",
-            block.name(),
-            block.page_bytes()
-        ))),
-        None => Ok(()),
-    }
+    MissingPages::check(ram).map_err(refused)
 }
 
 /// ADVISE has come: this side must be able to do it, with pages of the same sizes.
@@ -116,6 +105,7 @@ pub(super) fn discard(
     let sink = sink(shared)?;
     let ram = sink.ram();
     let (length, unit) = (ram.block(block).len_bytes(), ram.block(block).page_bytes());
+    let mut ahead = shared.postcopy.ahead.lock();
     for (start, bytes) in ranges.iter().copied() {
         let end = start.saturating_add(bytes);
         if end > length || !start.is_multiple_of(unit) || !end.is_multiple_of(unit) {
@@ -129,7 +119,7 @@ pub(super) fn discard(
         sink.forget(block, first, count);
         // The guest may still run at the source: what is done now is not done while it stands.
         if count > 0 {
-            MissingPages::take_away_ahead(ram, block, first, count)?;
+            ahead.get_or_insert_with(|| TakenAhead::new(ram)).take_away(block, first, count)?;
         }
     }
     Ok(())
@@ -153,7 +143,9 @@ pub(super) fn listen(shared: &Arc<Shared>) -> Result<(), MigrationError> {
     let sink = sink(shared)?;
     let measures = shared.capabilities.postcopy_blocktime;
     let lanes = lanes_that_follow(shared);
-    let arriving = Arc::new(ArrivingPages::begin(sink.ram(), sink.received(), measures, lanes)?);
+    let ahead = shared.postcopy.ahead.lock().take();
+    let arriving = ArrivingPages::begin(sink.ram(), sink.received(), ahead.as_ref(), measures, lanes)?;
+    let arriving = Arc::new(arriving);
     shared.postcopy.set_arriving(&arriving);
     if lanes > 0 {
         shared.rounds.follow();

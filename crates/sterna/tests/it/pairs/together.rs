@@ -6,8 +6,8 @@ use std::time::Duration;
 use sterna::ram::Backing;
 use sterna::ram::missing_pages::MissingPages;
 use sterna::{
-    Address, Capabilities, Compression, Incoming, Migration, MigrationMode, Outcome, Parameters, Status,
-    TlsEndpoint, ZeroPageDetection,
+    Address, Capabilities, Compression, Incoming, Migration, MigrationMode, Parameters, Status, TlsEndpoint,
+    ZeroPageDetection,
 };
 use sterna_guests::model::Fill;
 use sterna_guests::process::{ProcessConfig, ProcessGuest};
@@ -193,22 +193,43 @@ fn resume(migration: &Migration, incoming: &Incoming) {
     migration.resume(&incoming.address()).unwrap();
 }
 
-/// Huge pages of 1 GiB are moved as others are, but not behind the guest.
+/// Huge pages of 1 GiB are moved as others are, also after the guest, and after a recovery from the beginning.
 #[test]
-fn huge_pages_of_1_gib_move_and_are_refused_in_postcopy() {
+fn huge_pages_of_1_gib_move_before_and_after_the_guest() {
     let blocks = vec![("ram".to_owned(), 1 << 30)];
     let config = ProcessConfig { backing: Backing::Huge1G, blocks, ..small() };
-    let (Ok(source), Ok(target)) = (ProcessGuest::boot(config.clone()), ProcessGuest::waiting(config)) else {
-        tracing::warn!("skipped: this host has no two huge pages of 1 GiB");
-        return;
-    };
-    source.cont().unwrap();
-    let on = Capabilities { postcopy_ram: true, ..Capabilities::default() };
-    let at = "tcp:127.0.0.1:0".parse().unwrap();
-    let refused = Incoming::listen(target.clone(), &at, common::parameters(), on, Arc::new(())).map(drop);
-    assert!(refused.unwrap_err().to_string().contains("use pages of 2 MiB or less"));
-    let (_, outcome, arrival) =
-        common::migrate(&source, &target, &common::parameters(), Capabilities::default());
-    assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
-    common::assert_arrived(&outcome, &arrival, &target);
+    let (lanes, multifd) = common::multifd(2);
+    let mut ways = vec![(common::parameters(), Capabilities::default(), false)];
+    if let Some(on) = postcopy() {
+        let with_lanes = Capabilities { multifd: true, ..on };
+        ways.extend([
+            (common::parameters(), on, false),
+            (lanes.clone(), with_lanes, false),
+            (lanes, with_lanes, true),
+        ]);
+    }
+    assert!(multifd.multifd);
+    for (params, capabilities, breaks) in ways {
+        let (Ok(source), Ok(target)) =
+            (ProcessGuest::boot(config.clone()), ProcessGuest::waiting(config.clone()))
+        else {
+            tracing::warn!("skipped: this host has no two huge pages of 1 GiB");
+            return;
+        };
+        source.cont().unwrap();
+        let incoming = common::listen(&target, &params, capabilities);
+        let migration = common::start(&source, &incoming.address(), &params, capabilities, Arc::new(()));
+        if capabilities.postcopy_ram {
+            migration.start_postcopy().unwrap();
+        }
+        if breaks {
+            until_status(&migration, Status::PostcopyActive);
+            migration.pause().unwrap();
+            crate::support::eventually("the pause", || incoming.status() == Status::PostcopyPaused);
+            until_status(&migration, Status::PostcopyPaused);
+            resume(&migration, &incoming);
+        }
+        let (outcome, arrival) = (migration.wait(), incoming.wait());
+        common::assert_arrived(&outcome, &arrival, &target);
+    }
 }
