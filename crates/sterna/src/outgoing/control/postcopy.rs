@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 /// How long the channels may take to run empty, while the guest runs.
 const EMPTYING: Duration = Duration::from_secs(1);
+/// So few pages are dropped in no time.
+const FEW_PAGES: u64 = 32;
 /// How often it is looked whether they have.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -95,8 +97,8 @@ impl Control {
         }
     }
 
-    /// What a Sterna will drop is mostly known before the guest stops, and naming it takes long where the guest has written far apart:
-    /// it is named now. What is written from now on is named afterwards.
+    /// What a Sterna will drop is mostly known before the guest stops, and dropping it takes long where the guest has written far apart:
+    /// it is named now, and what was written meanwhile next, as long as that gets less.
     pub(super) fn name_what_is_dropped(&mut self) -> Result<(), Break> {
         self.dropped = None;
         let shared = Arc::clone(&self.shared);
@@ -105,17 +107,29 @@ impl Control {
             return Ok(());
         }
         self.flush_rounds()?;
-        self.sync()?;
-        let unsent = self.rounds()?.unsent();
-        round_up(&shared.ram, &unsent);
-        let main = self.main()?;
-        main.commands(&discards(&shared.ram, &unsent))?;
-        self.dropped = Some(unsent);
-        // It has dropped them when it answers.
-        shared.probes.lock().send_keepalive();
-        main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])?;
-        self.waits.was_not_silent();
-        self.waits.at_most(EMPTYING, || shared.probes.lock().are_answered().then_some(())).map(drop)
+        let (until, mut before) = (Instant::now() + EMPTYING, u64::MAX);
+        let mut dropped = DirtyBitmaps::new(&shared.ram);
+        loop {
+            self.sync()?;
+            let mut rest = self.rounds()?.unsent();
+            round_up(&shared.ram, &rest);
+            rest.drop_reported(&dropped);
+            let count = rest.count();
+            if count <= FEW_PAGES || count >= before || Instant::now() >= until {
+                break;
+            }
+            before = count;
+            let main = self.main()?;
+            main.commands(&discards(&shared.ram, &rest))?;
+            dropped.or_from(&rest);
+            // It has dropped them when it answers.
+            shared.probes.lock().send_keepalive();
+            main.commands(&[Command::Ping(extension::KEEPALIVE_PING)])?;
+            self.waits.was_not_silent();
+            self.waits.at_most(EMPTYING, || shared.probes.lock().are_answered().then_some(()))?;
+        }
+        self.dropped = Some(dropped);
+        Ok(())
     }
 
     /// Performs `SendFinalState` of a guest whose pages follow it: which pages the destination drops. Then it gets the devices.
