@@ -12,7 +12,7 @@ use super::transfer::Transfer;
 impl DeviceStream for VhostUserDevice {
     fn begin_save(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
-        if transfer.is_load() {
+        if transfer.is_load_under_way() {
             return Err(self.out_of_order("begin_save", &transfer).into());
         }
         self.check_alive()?;

@@ -52,7 +52,8 @@ impl Transfer {
         )
     }
 
-    pub(super) fn is_load(&self) -> bool {
-        matches!(self, Self::Loading(_) | Self::LoadingNothing | Self::Unchecked | Self::Loaded)
+    /// A guest that has arrived paused is all there, and may leave before it has run.
+    pub(super) fn is_load_under_way(&self) -> bool {
+        matches!(self, Self::Loading(_) | Self::LoadingNothing | Self::Unchecked)
     }
 }

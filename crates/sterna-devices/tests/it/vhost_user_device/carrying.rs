@@ -56,6 +56,27 @@ fn requests_that_nobody_served_before_the_stop_are_served_by_the_other_back_end_
 }
 
 #[test]
+fn state_of_a_guest_that_arrives_paused_goes_on_before_it_has_run() {
+    let directory = TempDir::new().expect("a directory");
+    let mut machine = Machine::running(directory.path(), "first", STATE_BYTES, Fault::None);
+    machine.serve(0..20);
+    for name in ["second", "third"] {
+        machine.stop().expect("a good stop");
+        let state = machine.read_state().expect("all of it");
+        let configuration = machine.device.configuration().expect("a record");
+        machine.device.end_save().expect("the end");
+        let mut target = Machine::target(directory.path(), name, Fault::None);
+        target.load(&state, &configuration).expect("a good state");
+        target.take_guest(&machine);
+        machine = target;
+    }
+
+    machine.device.run().expect("a good start");
+
+    machine.serve(20..40);
+}
+
+#[test]
 fn state_of_a_running_device_cannot_be_read_and_is_expected_to_be_as_large_as_was_said() {
     let directory = TempDir::new().expect("a directory");
     let mut machine = Machine::running(directory.path(), "source", 4096, Fault::None);
