@@ -12,6 +12,9 @@ use super::used_rings::Pages;
 
 /// What every back end takes, and more than any machine of ours has.
 const RANGES_MAX: usize = 8;
+/// What the protocol calls a user address is a guest address and this: the same whatever process the front end is, so that a back end
+/// may keep its mappings and its rings' addresses when it is handed over (`specs/vhost-user.md §1.1`). Not 0, which may mean none.
+const USER_ADDRESSES: u64 = 1 << 46;
 
 /// Guest RAM and where the guest sees it, checked.
 #[derive(Debug, Clone)]
@@ -38,8 +41,9 @@ impl GuestMemory {
             if range.pages == 0 || end.is_none_or(|end| end > block.pages()) {
                 return Err(refuse("it is not inside its block"));
             }
-            if range.guest_address.checked_add(bytes(range.pages)).is_none() {
-                return Err(refuse("it ends after the last address"));
+            let end = range.guest_address.checked_add(bytes(range.pages));
+            if end.is_none_or(|end| end > USER_ADDRESSES) {
+                return Err(refuse("it ends after the last address, 2^46"));
             }
             if block.shared_file().is_none() {
                 return Err(refuse("private memory cannot be shared with a back end: use a memfd"));
@@ -58,7 +62,7 @@ impl GuestMemory {
                 Some(VhostUserMemoryRegionInfo {
                     guest_phys_addr: range.guest_address,
                     memory_size: bytes(range.pages),
-                    userspace_addr: block.host_address() as u64 + bytes(range.first_page),
+                    userspace_addr: USER_ADDRESSES + range.guest_address,
                     mmap_offset: shared.offset + bytes(range.first_page),
                     mmap_handle: shared.file.as_raw_fd(),
                 })
@@ -66,14 +70,13 @@ impl GuestMemory {
             .collect()
     }
 
-    /// Where this process has `len` bytes that the guest sees at `address`, if they are RAM and in one piece: the
-    /// protocol names rings by such addresses.
-    pub(super) fn host_address(&self, address: u64, len: u64) -> Option<u64> {
-        let (block, offset) = self.place(address, len)?;
-        Some(self.ram.block(block).host_address() as u64 + offset)
+    /// The user address of `len` bytes that the guest sees at `address`, if they are RAM and in one piece: the protocol names rings by
+    /// such addresses.
+    pub(super) fn user_address(&self, address: u64, len: u64) -> Option<u64> {
+        self.place(address, len).map(|_| USER_ADDRESSES + address)
     }
 
-    /// The pages with the `len` bytes (at least one) that the guest sees at `address`, as of `host_address`.
+    /// The pages with the `len` bytes (at least one) that the guest sees at `address`, as of `user_address`.
     pub(super) fn pages(&self, address: u64, len: u64) -> Option<Pages> {
         let (block, offset) = self.place(address, len)?;
         let (first, last) = (offset / PAGE_SIZE as u64, (offset + len - 1) / PAGE_SIZE as u64);
@@ -124,14 +127,17 @@ mod tests {
     }
 
     #[test]
-    fn host_address_inside_a_range_is_that_of_its_block() {
+    fn user_address_is_the_same_in_the_table_and_wherever_memory_is_mapped() {
         let (ram, ranges) = two_ranges();
         let memory = GuestMemory::new(&device(), &ram, &ranges).expect("memory");
+        let other = GuestMemory::new(&device(), &two_ranges().0, &ranges).expect("memory");
 
-        let found = memory.host_address(0x10_0008, 16);
+        let found = memory.user_address(0x10_0008, 16);
 
-        assert_eq!(found, Some(ram.block(0).host_address() as u64 + (16 << 12) + 8));
-        assert_eq!(memory.host_address(1 << 32, 64 << 12), Some(ram.block(1).host_address() as u64));
+        let table = memory.table();
+        assert_eq!(found, Some(table[0].userspace_addr + 8));
+        assert_eq!(memory.user_address(1 << 32, 64 << 12), Some(table[1].userspace_addr));
+        assert_eq!(found, other.user_address(0x10_0008, 16));
     }
 
     #[test]
@@ -147,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn host_address_outside_or_across_the_end_is_none() {
+    fn user_address_outside_or_across_the_end_is_none() {
         let (ram, ranges) = two_ranges();
         let memory = GuestMemory::new(&device(), &ram, &ranges).expect("memory");
 
         for (address, len) in [(0, 1), (0x10_0000 + (48 << 12) - 1, 2), (u64::MAX, 1), (1 << 32, u64::MAX)] {
-            assert_eq!(memory.host_address(address, len), None, "{address:#x}");
+            assert_eq!(memory.user_address(address, len), None, "{address:#x}");
         }
     }
 

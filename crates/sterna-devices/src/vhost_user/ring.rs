@@ -27,7 +27,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Refuses a ring that no driver may set up; gives it as the protocol wants it, in addresses of this process, and
+    /// Refuses a ring that no driver may set up; gives it as the protocol wants it, in user addresses, and
     /// the pages of its used ring.
     pub(super) fn check(
         &self,
@@ -42,7 +42,7 @@ impl Ring {
         let size = u64::from(self.size);
         let find = |address: u64, align: u64, len: u64, rule| {
             let aligned = address.is_multiple_of(align);
-            memory.host_address(address, len).filter(|_| aligned).ok_or(refuse(rule))
+            memory.user_address(address, len).filter(|_| aligned).ok_or(refuse(rule))
         };
         let used_bytes = 6 + 8 * size;
         let addresses = VringConfigData {
