@@ -13,7 +13,8 @@ use std::path::Path;
 
 use back_end::Fault;
 use machine::{Machine, SHORT, told};
-use sterna::DeviceStream;
+use sterna::{DeviceStream, HostDescriptors};
+use sterna_devices::vhost_user::VhostUserDevice;
 use tempfile::TempDir;
 
 fn descriptors() -> usize {
@@ -50,6 +51,41 @@ fn bad(directory: &Path, fault: Fault) {
     assert!(told(failed.expect_err("a fault")).contains("fs0"));
 }
 
+/// The back end goes to another front end, or back from there, or dies on the way.
+fn handed_over(directory: &Path, name: &str, end: &str) {
+    let mut source = Machine::running(directory, name, 1 << 20, Fault::None);
+    source.serve(0..5);
+    let options = machine::options(&source.back_end, SHORT);
+    let heir = VhostUserDevice::awaiting(options, &source.ram, &[machine::whole()]).expect("a device");
+    heir.take(source.device.give().expect("a descriptor")).expect("a connection");
+    source.device.begin_hand_over().expect("a device that runs");
+    source.device.stop().expect("a good stop");
+    heir.begin_load().expect("a device that waits");
+    let loaded = heir.finish_load(&source.device.configuration().expect("a record"));
+    loaded.expect("a good record");
+    match end {
+        "arrives" => {
+            heir.run().expect("a good start");
+            source.device.let_go();
+            source.device.end_save().expect("the end");
+            let old = std::mem::replace(&mut source.device, heir);
+            source.serve(5..10);
+            drop(old);
+        }
+        "comes back" => {
+            heir.end_load().expect("the end");
+            heir.let_go();
+            source.device.end_save().expect("the end");
+            source.device.run().expect("a good start");
+            source.serve(5..10);
+        }
+        _ => {
+            source.back_end.kill();
+            assert!(told(heir.run().expect_err("a fault")).contains("fs0"));
+        }
+    }
+}
+
 #[test]
 fn back_end_runs_for_another_test() {
     back_end::run_if_asked();
@@ -66,6 +102,9 @@ fn descriptors_after_good_and_bad_migrations_are_as_many_as_before() {
     good(directory.path());
     let faults = [Fault::SaveFails, Fault::SaveHangs, Fault::SaveDies, Fault::LoadHangs, Fault::LoadDies];
     faults.into_iter().for_each(|fault| bad(directory.path(), fault));
+    for (index, end) in ["arrives", "comes back", "dies"].into_iter().enumerate() {
+        handed_over(directory.path(), &format!("handed{index}"), end);
+    }
 
     assert_eq!(descriptors(), before);
 }

@@ -62,6 +62,13 @@ pub trait DeviceStream: Send + Sync {
     /// Source: the device will be saved. It runs on; from now on [`DeviceStream::remaining`] counts.
     fn begin_save(&self) -> Result<(), VmError>;
 
+    /// Source, in place of [`DeviceStream::begin_save`] with `mode` `cpr-transfer`: the device goes to another process of this host.
+    /// Where it keeps its state itself, because its process is [handed over](crate::HostDescriptors) with the guest, its stream
+    /// is empty. From [`DeviceStream::stop`] on that process hears nothing of this side any more, unless the migration is undone.
+    fn begin_hand_over(&self) -> Result<(), VmError> {
+        self.begin_save()
+    }
+
     /// Source: how much is remaining. Called between two reads.
     fn remaining(&self) -> Result<RemainingState, VmError>;
 

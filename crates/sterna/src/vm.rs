@@ -51,13 +51,19 @@ pub trait Vm: Send + Sync {
     fn compatibility(&self) -> Option<Arc<dyn Device>> {
         None
     }
-    /// What else has the guest's RAM mapped, and could not follow it to another process of this host or into memory that comes from
-    /// one: devices in processes of their own, by name. With it, `mode` `cpr-transfer` is refused on either side.
+    /// What else has the guest's RAM mapped: devices in processes of their own, by name. With it, postcopy is refused.
     fn shares_ram_with(&self) -> Option<String> {
         None
     }
-    /// What of the host this machine has open and another process could not open beside it, such as taps. With `mode`
-    /// `cpr-transfer` the source's machine gives it to the destination's.
+    /// What of [`Vm::shares_ram_with`] could not follow the guest to another process of this host, or into memory that comes from
+    /// one. With it, `mode` `cpr-transfer` is refused on either side. All of it, unless the VMM says otherwise: a device's
+    /// process can follow if the connection to it is among [`Vm::host_descriptors`], and if the device tells its process, when it
+    /// [runs](DeviceStream::run) in the new place, what is different there.
+    fn cannot_follow(&self) -> Option<String> {
+        self.shares_ram_with()
+    }
+    /// What of the host this machine has open and another process could not open beside it, such as taps and connections to the
+    /// processes of devices. With `mode` `cpr-transfer` the source's machine gives it to the destination's.
     fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
         Vec::new()
     }

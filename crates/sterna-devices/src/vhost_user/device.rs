@@ -17,12 +17,14 @@ use super::configuration::Configuration;
 use super::ended;
 use super::error::VhostUserError;
 use super::kind::DeviceKind;
+use super::link::Link;
 use super::memory::GuestMemory;
 use super::ring::Ring;
-use super::session::{Events, Offer, Session};
+use super::session::{Events, Offer, Session, Terms};
 use super::transfer::Transfer;
+use super::turn::Turn;
 use super::used_rings::UsedRings;
-use super::worker::{Asking, Worker};
+use super::worker::Asking;
 use crate::connect;
 
 /// Where a device's back end is, and how long it may take.
@@ -62,20 +64,21 @@ impl VhostUserOptions {
     }
 }
 
-/// A virtio device whose back end is another process. Its state moves as a [`sterna::DeviceStream`].
+/// A virtio device whose back end is another process. Its state moves as a [`sterna::DeviceStream`], or with `mode` `cpr-transfer`
+/// the connection itself moves, as [`sterna::HostDescriptors`].
 ///
 /// Dropping it closes the connection; most back ends end then.
 pub struct VhostUserDevice {
     pub(super) name: Arc<str>,
     pub(super) options: VhostUserOptions,
-    pub(super) worker: Worker<Session>,
     pub(super) transfer: Mutex<Transfer>,
-    offer: Offer,
-    /// The connection, to see its end.
-    socket: UnixStream,
-    changed: EventFd,
-    events: Arc<[Events]>,
-    used_rings: Arc<UsedRings>,
+    pub(super) offer: Arc<Mutex<Offer>>,
+    /// None while another process has the back end.
+    pub(super) link: Mutex<Option<Arc<Link>>>,
+    pub(super) memory: GuestMemory,
+    pub(super) changed: EventFd,
+    pub(super) events: Arc<[Events]>,
+    pub(super) used_rings: Arc<UsedRings>,
 }
 
 impl VhostUserDevice {
@@ -89,34 +92,51 @@ impl VhostUserDevice {
         ram: &GuestRam,
         ranges: &[LoggedRange],
     ) -> Result<Arc<Self>, VhostUserError> {
-        let device: Arc<str> = options.name.as_str().into();
-        let memory = GuestMemory::new(&device, ram, ranges)?;
-        let system = |what| {
-            let device = Arc::clone(&device);
-            move |source: io::Error| VhostUserError::System { device, what, source }
+        let device = Self::awaiting(options, ram, ranges)?;
+        let main =
+            connect::within(device.options.answer_limit, &device.options.socket).map_err(|source| {
+                let (device, socket) = (Arc::clone(&device.name), device.options.socket.clone());
+                VhostUserError::Connect { device, socket, source }
+            })?;
+        let link = device.link_over(main, Turn::Ours)?;
+        link.worker.call(Session::negotiate)?;
+        *device.link.lock() = Some(Arc::new(link));
+        Ok(device)
+    }
+
+    /// A device whose back end another process of this host has, and will hand over with the guest and its memory
+    /// ([`sterna::HostDescriptors`]). Nobody is connected to, and until the guest runs here nothing is said to the back end.
+    ///
+    /// # Errors
+    /// [`VhostUserError::Memory`] as of [`VhostUserDevice::connect`]; [`VhostUserError::System`].
+    pub fn awaiting(
+        options: VhostUserOptions,
+        ram: &GuestRam,
+        ranges: &[LoggedRange],
+    ) -> Result<Arc<Self>, VhostUserError> {
+        let name: Arc<str> = options.name.as_str().into();
+        let memory = GuestMemory::new(&name, ram, ranges)?;
+        let system = |source: io::Error| VhostUserError::System {
+            device: Arc::clone(&name),
+            what: "making eventfds",
+            source,
         };
         let events = (0..options.queues)
             .map(|_| Ok(Events { kick: EventFd::new(EFD_NONBLOCK)?, call: EventFd::new(EFD_NONBLOCK)? }))
             .collect::<io::Result<Arc<[Events]>>>()
-            .map_err(system("making eventfds"))?;
-        let main = connect::within(options.answer_limit, &options.socket).map_err(|source| {
-            let socket = options.socket.clone();
-            VhostUserError::Connect { device: Arc::clone(&device), socket, source }
-        })?;
-        let clone = || main.try_clone().map_err(system("doubling the socket"));
-        let (by_hand, to_close, socket) = (clone()?, clone()?, clone()?);
-        let changed = EventFd::new(EFD_NONBLOCK).map_err(system("making eventfds"))?;
-        let change = changed.try_clone().map_err(system("making eventfds"))?;
-        let asking = Asking::new();
-        let used_rings = Arc::<UsedRings>::default();
-        let (events_too, used_too) = (Arc::clone(&events), Arc::clone(&used_rings));
-        let session = Session::new(&device, &asking, [main, by_hand], memory, events_too, used_too);
-        let worker = Worker::start(Arc::clone(&device), asking, options.answer_limit, to_close, session)?;
-        let kind = options.kind.clone();
-        let offer = worker.call(move |session| session.negotiate(kind.as_ref(), change))?;
-        let transfer = Mutex::default();
-        let name = device;
-        Ok(Arc::new(Self { name, options, worker, transfer, offer, socket, changed, events, used_rings }))
+            .map_err(system)?;
+        let changed = EventFd::new(EFD_NONBLOCK).map_err(system)?;
+        Ok(Arc::new(Self {
+            name,
+            options,
+            transfer: Mutex::default(),
+            offer: Arc::default(),
+            link: Mutex::default(),
+            memory,
+            changed,
+            events,
+            used_rings: Arc::default(),
+        }))
     }
 
     /// Its name.
@@ -131,12 +151,12 @@ impl VhostUserDevice {
 
     /// The features that a driver may take: those of virtio and of the device.
     pub fn offered_features(&self) -> u64 {
-        self.offer.features
+        self.offer.lock().features
     }
 
     /// Whether it has a state besides its rings, which moves.
     pub fn has_state(&self) -> bool {
-        self.offer.has_state
+        self.offer.lock().has_state
     }
 
     /// Queues that it has.
@@ -161,13 +181,14 @@ impl VhostUserDevice {
     /// [`VhostUserError::Ring`], [`VhostUserError::Lacks`]; rings run already; whatever a request can fail with.
     pub fn start(&self, features: u64, rings: &[Ring]) -> Result<(), VhostUserError> {
         let configuration = Configuration { features, rings: rings.to_vec() };
-        self.worker.call(move |session| {
+        self.call_session(move |session| {
             session.adopt(&configuration)?;
             session.run()
         })
     }
 
-    /// What [`DeviceKind`] asks for: the configuration space as the driver reads it, now.
+    /// What [`DeviceKind`] asks for: the configuration space as the driver reads it, now. Zeros of a device that waits for its
+    /// back end.
     ///
     /// # Errors
     /// [`VhostUserError::Space`] for one that breaks a rule, or of a device that no guest sees; whatever a request can fail with.
@@ -176,7 +197,10 @@ impl VhostUserDevice {
             let (device, rule) = (Arc::clone(&self.name), "no guest sees it".to_owned());
             return Err(VhostUserError::Space { device, rule });
         };
-        self.worker.call(move |session| session.space(&kind))
+        if self.is_awaited() {
+            return Ok(vec![0; kind.space_bytes()]);
+        }
+        self.call_session(Session::space)
     }
 
     /// Is signalled when the configuration space has changed.
@@ -191,9 +215,10 @@ impl VhostUserDevice {
     /// As [`VhostUserDevice::start`].
     pub fn serve(&self, features: u64, rings: &[Ring]) -> Result<(), VhostUserError> {
         let kind = self.options.kind.as_ref().map_or(0, DeviceKind::features_of_front_end);
-        let only_ours = self.offer.features & !self.offer.of_back_end | kind;
+        let offer = *self.offer.lock();
+        let only_ours = offer.features & !offer.of_back_end | kind;
         let configuration = Configuration { features: features & !only_ours, rings: rings.to_vec() };
-        self.worker.call(move |session| session.serve(&configuration))
+        self.call_session(move |session| session.serve(&configuration))
     }
 
     /// The guest's driver has reset the device: its rings stop and are forgotten.
@@ -201,7 +226,7 @@ impl VhostUserDevice {
     /// # Errors
     /// Whatever a request can fail with.
     pub fn reset(&self) -> Result<(), VhostUserError> {
-        self.worker.call(|session| if session.is_set_up() { session.reset() } else { Ok(()) })
+        self.call_session(|session| if session.is_set_up() { session.reset() } else { Ok(()) })
     }
 
     /// The rings, which have stopped, and how far the back end has got with each.
@@ -209,7 +234,7 @@ impl VhostUserDevice {
     /// # Errors
     /// [`VhostUserError::OutOfOrder`] while they run.
     pub fn rings(&self) -> Result<Vec<Ring>, VhostUserError> {
-        Ok(self.worker.call(|session| session.configuration())?.rings)
+        Ok(self.call_session(|session| session.configuration())?.rings)
     }
 
     /// Puts the end of the connection among the events of `events`, as `data`. It stays there when it has come.
@@ -217,29 +242,72 @@ impl VhostUserDevice {
     /// # Errors
     /// The kernel's.
     pub fn watch_end(&self, events: &Epoll, data: u64) -> io::Result<()> {
-        ended::watch(&self.socket, events, data)
+        let link = self.link().map_err(io::Error::other)?;
+        ended::watch(&link.socket, events, data)
     }
 
     /// [`VhostUserError::Ended`] if the back end has ended.
     ///
     /// # Errors
-    /// It has.
+    /// It has, or another process has it.
     pub fn check_alive(&self) -> Result<(), VhostUserError> {
-        match ended::has_come(&self.socket) {
+        match ended::has_come(&self.link()?.socket) {
             false => Ok(()),
             true => Err(VhostUserError::Ended { device: Arc::clone(&self.name) }),
+        }
+    }
+
+    /// A link over that connection to a back end.
+    pub(super) fn link_over(&self, main: UnixStream, turn: Turn) -> Result<Link, VhostUserError> {
+        let changed = self.changed.try_clone().map_err(|source| VhostUserError::System {
+            device: Arc::clone(&self.name),
+            what: "making eventfds",
+            source,
+        })?;
+        let terms = Terms {
+            device: Arc::clone(&self.name),
+            asking: Asking::new(),
+            memory: self.memory.clone(),
+            kind: self.options.kind.clone(),
+            events: Arc::clone(&self.events),
+            changed,
+            used_rings: Arc::clone(&self.used_rings),
+            offer: Arc::clone(&self.offer),
+        };
+        Link::over(main, turn, self.options.answer_limit, terms)
+    }
+
+    /// The connection to the back end.
+    pub(super) fn link(&self) -> Result<Arc<Link>, VhostUserError> {
+        let link = self.link.lock().clone();
+        link.ok_or_else(|| VhostUserError::Awaited { device: Arc::clone(&self.name) })
+    }
+
+    /// Has `job` done, and waits for its result.
+    pub(super) fn call_session<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Session) -> Result<T, VhostUserError> + Send + 'static,
+    ) -> Result<T, VhostUserError> {
+        self.link()?.worker.call(job)
+    }
+
+    /// Has `job` done, and does not wait for it.
+    pub(super) fn tell_session(&self, job: impl FnOnce(&mut Session) + Send + 'static) {
+        // A back end that another process has need not hear of it.
+        if let Ok(link) = self.link() {
+            link.worker.post(job);
         }
     }
 
     /// The back end notes what it writes in `log` (which was started) when this returns.
     pub(super) fn start_log(&self, log: &Arc<VhostLog>) -> Result<(), VhostUserError> {
         let log = Arc::clone(log);
-        self.worker.call(move |session| session.set_log(Some(log)))
+        self.call_session(move |session| session.set_log(Some(log)))
     }
 
     /// The back end need not note what it writes any more.
     pub(super) fn stop_log(&self) -> Result<(), VhostUserError> {
-        self.worker.call(|session| session.set_log(None))
+        self.call_session(|session| session.set_log(None))
     }
 
     /// The used rings that have stopped since the last sync, which are not in the log; gives the newly dirty pages.

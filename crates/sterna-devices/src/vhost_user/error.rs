@@ -161,6 +161,23 @@ pub enum VhostUserError {
         /// The device's name.
         device: Arc<str>,
     },
+    /// Another process has the back end, or had it last.
+    #[error(
+        "vhost-user device {device}: another process has the back end, and has not handed it over: migrate with mode cpr-transfer \
+         (`sterna migrate --same-host`), or start this side with a back end of its own"
+    )]
+    Awaited {
+        /// The device's name.
+        device: Arc<str>,
+    },
+    /// What another process hands over is not for this device.
+    #[error("vhost-user device {device}: its back end cannot be taken over: {rule}")]
+    NotTaken {
+        /// The device's name.
+        device: Arc<str>,
+        /// Why.
+        rule: String,
+    },
     /// The record of the rings that came from the source is none.
     #[error("vhost-user device {device}: the source's record of its rings: {rule}")]
     Configuration {

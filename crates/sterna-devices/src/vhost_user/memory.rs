@@ -1,5 +1,6 @@
 //! Guest RAM as a back end gets it: memfds, and where the guest sees which part of them.
 
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -15,6 +16,13 @@ const RANGES_MAX: usize = 8;
 /// What the protocol calls a user address is a guest address and this: the same whatever process the front end is, so that a back end
 /// may keep its mappings and its rings' addresses when it is handed over (`specs/vhost-user.md §1.1`). Not 0, which may mean none.
 const USER_ADDRESSES: u64 = 1 << 46;
+
+/// Where memory is, for a back end.
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) regions: Vec<VhostUserMemoryRegionInfo>,
+    _files: Vec<Arc<File>>,
+}
 
 /// Guest RAM and where the guest sees it, checked.
 #[derive(Debug, Clone)]
@@ -45,29 +53,33 @@ impl GuestMemory {
             if end.is_none_or(|end| end > USER_ADDRESSES) {
                 return Err(refuse("it ends after the last address, 2^46"));
             }
-            if block.shared_file().is_none() {
+            // What comes in the place of memory that is not there yet can be shared.
+            if block.shared_file().is_none() && !block.is_gone() {
                 return Err(refuse("private memory cannot be shared with a back end: use a memfd"));
             }
         }
         Ok(Self { ram: ram.clone(), ranges: ranges.to_vec() })
     }
 
-    /// The table for SET_MEM_TABLE. The descriptors are valid as long as `self` is.
-    pub(super) fn table(&self) -> Vec<VhostUserMemoryRegionInfo> {
-        self.ranges
-            .iter()
-            .filter_map(|range| {
-                let block = self.ram.block(range.block);
-                let shared = block.shared_file()?;
-                Some(VhostUserMemoryRegionInfo {
-                    guest_phys_addr: range.guest_address,
-                    memory_size: bytes(range.pages),
-                    userspace_addr: USER_ADDRESSES + range.guest_address,
-                    mmap_offset: shared.offset + bytes(range.first_page),
-                    mmap_handle: shared.file.as_raw_fd(),
-                })
-            })
-            .collect()
+    /// The table for SET_MEM_TABLE, and what keeps its descriptors open.
+    pub(super) fn table(&self, device: &Arc<str>) -> Result<Table, VhostUserError> {
+        let mut table = Table::default();
+        for (index, range) in self.ranges.iter().enumerate() {
+            let block = self.ram.block(range.block);
+            let Some(shared) = block.shared_file() else {
+                let rule = "another process has it, and none has come in its place";
+                return Err(VhostUserError::Memory { device: Arc::clone(device), range: index, rule });
+            };
+            table.regions.push(VhostUserMemoryRegionInfo {
+                guest_phys_addr: range.guest_address,
+                memory_size: bytes(range.pages),
+                userspace_addr: USER_ADDRESSES + range.guest_address,
+                mmap_offset: shared.offset + bytes(range.first_page),
+                mmap_handle: shared.file.as_raw_fd(),
+            });
+            table._files.push(shared.file);
+        }
+        Ok(table)
     }
 
     /// The user address of `len` bytes that the guest sees at `address`, if they are RAM and in one piece: the protocol names rings by
@@ -107,8 +119,6 @@ fn bytes(pages: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use sterna_ram::{Backing, RamBlock};
     use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
@@ -134,7 +144,7 @@ mod tests {
 
         let found = memory.user_address(0x10_0008, 16);
 
-        let table = memory.table();
+        let table = memory.table(&device()).expect("a table").regions;
         assert_eq!(found, Some(table[0].userspace_addr + 8));
         assert_eq!(memory.user_address(1 << 32, 64 << 12), Some(table[1].userspace_addr));
         assert_eq!(found, other.user_address(0x10_0008, 16));
@@ -175,7 +185,8 @@ mod tests {
         let ram = GuestRam::from_guest_memory(&memory, |_, _| "ram").expect("RAM");
         let part = LoggedRange { guest_address: 3 << 12, block: 0, first_page: 3, pages: 30 };
 
-        let table = GuestMemory::new(&device(), &ram, &[part]).expect("memory").table();
+        let memory = GuestMemory::new(&device(), &ram, &[part]).expect("memory");
+        let table = memory.table(&device()).expect("a table").regions;
 
         assert_eq!((table[0].mmap_offset, table[0].memory_size), (27 << 12, 30 << 12));
     }

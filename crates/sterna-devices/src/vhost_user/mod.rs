@@ -15,6 +15,9 @@
 //! guest runs. Answering GET_VRING_BASE, a back end has finished what it was doing and logged it: the sync that
 //! follows [`sterna::DeviceStream::stop`] is the last.
 //!
+//! To another process of the same host (`mode` `cpr-transfer`) the connection moves instead, as one of the guest's
+//! [`sterna::HostDescriptors`]: the back end stays, with its state, and hears from the new process after the commit.
+//!
 //! # Waiting
 //! A back end may be slow, stopped or dead. Requests are made on a thread of the device's own, and whoever asked waits
 //! for a limited time. A back end that wakes up later finds the requests still in order, those that undo the migration
@@ -24,7 +27,9 @@ mod configuration;
 mod device;
 mod ended;
 mod error;
+mod handed_over;
 mod kind;
+mod link;
 mod log;
 mod log_base;
 mod memory;
@@ -35,6 +40,7 @@ mod section;
 mod session;
 mod stream;
 mod transfer;
+mod turn;
 mod used_rings;
 mod worker;
 

@@ -2,6 +2,7 @@
 //! every call may wait for the back end for ever.
 
 mod pending;
+mod speaking;
 
 use std::fs::File;
 use std::io;
@@ -9,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sterna_ram::dirty::VhostLog;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserHeaderFlag,
@@ -24,6 +26,7 @@ use super::log_base::{self, LogBaseError};
 use super::memory::GuestMemory;
 use super::requests::Requests;
 use super::ring::Ring;
+use super::turn::Turn;
 use super::used_rings::{Pages, UsedRings};
 use super::worker::Asking;
 
@@ -63,7 +66,7 @@ enum Serving {
 }
 
 /// What the back end has, as far as others than the session need to know.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Offer {
     /// Features that a driver may take.
     pub(super) features: u64,
@@ -73,13 +76,32 @@ pub(super) struct Offer {
     pub(super) has_state: bool,
 }
 
+/// What a session is made of.
+pub(super) struct Terms {
+    pub(super) device: Arc<str>,
+    pub(super) asking: Asking,
+    pub(super) memory: GuestMemory,
+    /// What the guest sees, if it sees the device.
+    pub(super) kind: Option<DeviceKind>,
+    pub(super) events: Arc<[Events]>,
+    /// Is signalled when the configuration space has changed.
+    pub(super) changed: EventFd,
+    pub(super) used_rings: Arc<UsedRings>,
+    /// Is kept up to date.
+    pub(super) offer: Arc<Mutex<Offer>>,
+}
+
 /// The connection.
 pub(super) struct Session {
     device: Arc<str>,
     asking: Asking,
     frontend: Frontend,
     socket: UnixStream,
+    turn: Turn,
     memory: GuestMemory,
+    kind: Option<DeviceKind>,
+    changed: EventFd,
+    offer: Arc<Mutex<Offer>>,
     protocol: VhostUserProtocolFeatures,
     offered: u64,
     /// What the guest's driver took of it.
@@ -89,28 +111,23 @@ pub(super) struct Session {
     events: Arc<[Events]>,
     log: Option<Arc<VhostLog>>,
     requests: Option<Requests>,
-    /// A guest's driver sees the device, so its used rings are what they should be.
-    has_driver: bool,
-    /// Every entry that is made available is returned soon.
-    answers_all: bool,
 }
 
 impl Session {
-    pub(super) fn new(
-        device: &Arc<str>,
-        asking: &Asking,
-        sockets: [UnixStream; 2],
-        memory: GuestMemory,
-        events: Arc<[Events]>,
-        used_rings: Arc<UsedRings>,
-    ) -> Self {
+    /// Over one connection, of which there are two descriptors.
+    pub(super) fn new(sockets: [UnixStream; 2], turn: Turn, terms: Terms) -> Self {
         let [main, socket] = sockets;
+        let Terms { device, asking, memory, kind, events, changed, used_rings, offer } = terms;
         Self {
-            device: Arc::clone(device),
-            asking: asking.clone(),
+            device,
+            asking,
             frontend: Frontend::from_stream(main, events.len() as u64),
             socket,
+            turn,
             memory,
+            kind,
+            changed,
+            offer,
             protocol: VhostUserProtocolFeatures::empty(),
             offered: 0,
             features: 0,
@@ -119,19 +136,22 @@ impl Session {
             events,
             log: None,
             requests: None,
-            has_driver: false,
-            answers_all: false,
         }
     }
 
-    /// Agrees on what the protocol can do, and gives the back end the guest's memory. If a guest sees the device, `changed` is
-    /// signalled when its configuration space has changed.
-    pub(super) fn negotiate(
-        &mut self,
-        kind: Option<&DeviceKind>,
-        changed: EventFd,
-    ) -> Result<Offer, VhostUserError> {
+    /// The connection is new.
+    pub(super) fn negotiate(&mut self) -> Result<(), VhostUserError> {
         self.ask("SET_OWNER", |frontend| frontend.set_owner())?;
+        self.agree()?;
+        let table = self.memory.table(&self.device)?;
+        self.ask("SET_MEM_TABLE", |frontend| frontend.set_mem_table(&table.regions))?;
+        Ok(())
+    }
+
+    /// Agrees on what the protocol can do.
+    fn agree(&mut self) -> Result<(), VhostUserError> {
+        // Answers are requested again when that is agreed on.
+        self.frontend.set_hdr_flags(VhostUserHeaderFlag::empty());
         let offered = self.ask("GET_FEATURES", |frontend| frontend.get_features())?;
         for (bit, name) in
             [(PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES"), (LOG_ALL, "VHOST_F_LOG_ALL")]
@@ -147,22 +167,19 @@ impl Session {
             return Err(self.lacks("VHOST_USER_PROTOCOL_F_LOG_SHMFD"));
         }
         // Of a device of which nothing is known it must be assumed that it has a state.
-        if !has_state && kind.is_none_or(DeviceKind::needs_state) {
+        if !has_state && self.kind.as_ref().is_none_or(DeviceKind::needs_state) {
             return Err(self.lacks("VHOST_USER_PROTOCOL_F_DEVICE_STATE"));
         }
-        self.has_driver = kind.is_some();
-        self.answers_all = kind.is_some_and(DeviceKind::answers_all);
         let mut features = self.offered;
-        if let Some(kind) = kind {
+        if let Some(kind) = &self.kind {
             features = kind.features(self.offered).map_err(|name| self.lacks(&name))?;
         }
         let mut wanted = VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::DEVICE_STATE
-            | VhostUserProtocolFeatures::DEVICE_STATE
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::RESET_DEVICE;
-        if kind.is_some() && known.contains(VhostUserProtocolFeatures::CONFIG) {
+        if self.kind.is_some() && known.contains(VhostUserProtocolFeatures::CONFIG) {
             wanted |= VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::BACKEND_REQ;
         }
         self.protocol = known & wanted;
@@ -180,18 +197,27 @@ impl Session {
         if agreed.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
             let device = Arc::clone(&self.device);
             let what = "making a connection for the back end's requests";
-            let (requests, theirs) = Requests::listen(&device, changed)
-                .map_err(|source| VhostUserError::System { device, what, source })?;
-            self.requests = Some(requests);
+            let listen = || Requests::listen(&device, self.changed.try_clone()?);
+            let (requests, theirs) = listen().map_err(|source| VhostUserError::System {
+                device: Arc::clone(&device),
+                what,
+                source,
+            })?;
             self.ask("SET_BACKEND_REQ_FD", |frontend| frontend.set_backend_request_fd(&theirs))?;
+            // The one before is closed when the back end knows the new one.
+            self.requests = Some(requests);
         }
-        let table = self.memory.table();
-        self.ask("SET_MEM_TABLE", |frontend| frontend.set_mem_table(&table))?;
-        Ok(Offer { features, of_back_end: features & self.offered, has_state })
+        *self.offer.lock() = Offer { features, of_back_end: features & self.offered, has_state };
+        Ok(())
     }
 
     /// The configuration space as it is now.
-    pub(super) fn space(&mut self, kind: &DeviceKind) -> Result<Vec<u8>, VhostUserError> {
+    pub(super) fn space(&mut self) -> Result<Vec<u8>, VhostUserError> {
+        let refuse = |device, rule| VhostUserError::Space { device, rule };
+        let Some(kind) = self.kind.clone() else {
+            return Err(refuse(Arc::clone(&self.device), "no guest sees it".to_owned()));
+        };
+        self.check_turn("GET_CONFIG")?;
         let mut said = None;
         if self.protocol.contains(VhostUserProtocolFeatures::CONFIG) {
             let room = vec![0; kind.space_bytes()];
@@ -199,7 +225,7 @@ impl Session {
             said = Some(self.ask("GET_CONFIG", |frontend| frontend.get_config(0, bytes, flags, &room))?.1);
         }
         kind.space(self.events.len(), said, self.offered)
-            .map_err(|rule| VhostUserError::Space { device: Arc::clone(&self.device), rule })
+            .map_err(|rule| refuse(Arc::clone(&self.device), rule))
     }
 
     /// Serves the rings of the guest's driver, which is ready. They may have come with the guest, and run already.
@@ -224,10 +250,7 @@ impl Session {
     /// look at the used rings must wait until RAM is whole.
     pub(super) fn adopt(&mut self, configuration: &Configuration) -> Result<(), VhostUserError> {
         self.check_stopped("setting rings up")?;
-        let missing = configuration.features & !self.offered;
-        if missing != 0 {
-            return Err(self.lacks(&format!("the features {missing:#x}, which the guest's driver uses")));
-        }
+        self.check_offered(configuration.features)?;
         if configuration.rings.len() > self.events.len().min(RINGS_MAX) {
             let rule = "there are more rings than the device has queues";
             return Err(VhostUserError::Ring {
@@ -253,6 +276,16 @@ impl Session {
         Ok(())
     }
 
+    fn check_offered(&self, features: u64) -> Result<(), VhostUserError> {
+        match features & !self.offered {
+            // What the back end offers is known when it has been asked.
+            missing if missing != 0 && self.turn == Turn::Ours => {
+                Err(self.lacks(&format!("the features {missing:#x}, which the guest's driver uses")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What [`Session::adopt`] takes at the other side.
     pub(super) fn configuration(&self) -> Result<Configuration, VhostUserError> {
         self.check_stopped("asking for its configuration")?;
@@ -263,6 +296,7 @@ impl Session {
     /// Starts every ring that is stopped, where it stopped. One of which nobody knows whether it runs is stopped first,
     /// to learn how far it has got.
     pub(super) fn run(&mut self) -> Result<(), VhostUserError> {
+        self.check_turn("SET_FEATURES")?;
         if self.rings.iter().all(|ring| ring.serving == Serving::Yes) {
             return Ok(());
         }
@@ -297,6 +331,7 @@ impl Session {
 
     /// Lets the back end note what it writes in `log`, or not any more. Its rings run on.
     pub(super) fn set_log(&mut self, log: Option<Arc<VhostLog>>) -> Result<(), VhostUserError> {
+        self.check_turn("SET_LOG_BASE")?;
         if let Some(log) = &log {
             self.asking.set("SET_LOG_BASE");
             log_base::set(&self.socket, log).map_err(|error| {
@@ -350,6 +385,7 @@ impl Session {
 
     /// Forgets what was loaded. A ring that may still run, because nobody could stop it in time, is stopped now.
     pub(super) fn reset(&mut self) -> Result<(), VhostUserError> {
+        self.check_turn("RESET_DEVICE")?;
         // Whoever resets it wants no answers; but a back end may not survive a stop with requests in work.
         let drained = self.drain();
         let stopped = self.stop_rings().and(drained);
@@ -407,7 +443,8 @@ impl Session {
             });
         };
         let ring = &mut self.rings[index];
-        (ring.ring.base, ring.serving, ring.may_owe) = (base, Serving::No, self.has_driver);
+        // A guest's driver sees the device, so its used rings are what they should be.
+        (ring.ring.base, ring.serving, ring.may_owe) = (base, Serving::No, self.kind.is_some());
         self.used_rings.stopped(self.rings[index].used);
         Ok(())
     }
@@ -426,6 +463,7 @@ impl Session {
         request: &'static str,
         ask: impl FnOnce(&mut Frontend) -> vhost::Result<T>,
     ) -> Result<T, VhostUserError> {
+        self.check_turn(request)?;
         self.asking.set(request);
         ask(&mut self.frontend).map_err(|error| VhostUserError::of(&self.device, request, error))
     }

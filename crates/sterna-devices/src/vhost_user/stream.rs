@@ -7,6 +7,7 @@ use super::configuration::Configuration;
 use super::device::VhostUserDevice;
 use super::error::{StateDirection, VhostUserError};
 use super::pipe::{self, StatePipe};
+use super::session::Session;
 use super::transfer::Transfer;
 
 impl DeviceStream for VhostUserDevice {
@@ -15,9 +16,28 @@ impl DeviceStream for VhostUserDevice {
         if transfer.is_load_under_way() {
             return Err(self.out_of_order("begin_save", &transfer).into());
         }
+        let link = self.link()?;
         self.check_alive()?;
         self.abort_save(&mut transfer);
+        // Whatever process it came from, or was given to in vain, has let go of it.
+        link.worker.set_shared(false);
+        self.speak();
         *transfer = Transfer::Announced;
+        Ok(())
+    }
+
+    fn begin_hand_over(&self) -> Result<(), VmError> {
+        if !self.is_shared() {
+            return self.begin_save();
+        }
+        let mut transfer = self.transfer();
+        if transfer.is_load_under_way() {
+            return Err(self.out_of_order("begin_hand_over", &transfer).into());
+        }
+        self.check_alive()?;
+        self.abort_save(&mut transfer);
+        self.speak();
+        *transfer = Transfer::HandingOver;
         Ok(())
     }
 
@@ -36,7 +56,7 @@ impl DeviceStream for VhostUserDevice {
     fn read(&self, to: &mut [u8]) -> Result<usize, VmError> {
         let mut transfer = self.transfer();
         match &mut *transfer {
-            Transfer::Announced | Transfer::Saved => return Ok(0),
+            Transfer::Announced | Transfer::HandingOver | Transfer::Saved => return Ok(0),
             Transfer::Saving { pipe, bytes } => {
                 let n = pipe.read(to)?;
                 *bytes += n as u64;
@@ -48,18 +68,26 @@ impl DeviceStream for VhostUserDevice {
         }
         // The back end has closed the pipe: because it is through, or because it failed.
         *transfer = Transfer::Unsaved;
-        self.worker.call(|session| session.check(StateDirection::Save))?;
+        self.call_session(|session| session.check(StateDirection::Save))?;
         *transfer = Transfer::Saved;
         Ok(0)
     }
 
     fn stop(&self) -> Result<(), VmError> {
         let mut transfer = self.transfer();
+        if self.link().is_err() {
+            // Another process has it.
+            return Ok(());
+        }
         if let Transfer::Ran { stopped } = &mut *transfer {
             *stopped = true;
         }
-        self.worker.call(|session| session.stop())?;
-        if matches!(*transfer, Transfer::Announced) && !self.has_state() {
+        let hands_over = matches!(*transfer, Transfer::HandingOver);
+        self.call_session(move |session| {
+            session.stop()?;
+            if hands_over { session.fall_silent() } else { Ok(()) }
+        })?;
+        if hands_over || matches!(*transfer, Transfer::Announced) && !self.has_state() {
             *transfer = Transfer::Saved;
         } else if matches!(*transfer, Transfer::Announced) {
             // A back end that does not answer in time may begin all the same.
@@ -72,7 +100,7 @@ impl DeviceStream for VhostUserDevice {
     }
 
     fn configuration(&self) -> Result<Vec<u8>, VmError> {
-        Ok(self.worker.call(|session| session.configuration())?.encode())
+        Ok(self.call_session(|session| session.configuration())?.encode())
     }
 
     fn end_save(&self) -> Result<(), VmError> {
@@ -89,8 +117,13 @@ impl DeviceStream for VhostUserDevice {
         if !matches!(*transfer, Transfer::None | Transfer::Ran { .. }) {
             return Err(self.out_of_order("begin_load", &transfer).into());
         }
+        if self.is_awaited() {
+            // It comes with its state, and may not be here yet.
+            *transfer = Transfer::LoadingNothing;
+            return Ok(());
+        }
         if !self.has_state() {
-            self.worker.call(|session| session.check_stopped("moving its state"))?;
+            self.call_session(|session| session.check_stopped("moving its state"))?;
             *transfer = Transfer::LoadingNothing;
             return Ok(());
         }
@@ -111,6 +144,10 @@ impl DeviceStream for VhostUserDevice {
         match &mut *transfer {
             Transfer::Loading(pipe) => Ok(pipe.write(bytes)?),
             Transfer::LoadingNothing if bytes.is_empty() => Ok(()),
+            Transfer::LoadingNothing if self.is_awaited() => {
+                let rule = "the source sends a state of it, which it has itself".to_owned();
+                Err(VhostUserError::NotTaken { device: self.name.clone(), rule }.into())
+            }
             Transfer::LoadingNothing => {
                 let feature =
                     "VHOST_USER_PROTOCOL_F_DEVICE_STATE, and the source's back end has a state".to_owned();
@@ -123,16 +160,16 @@ impl DeviceStream for VhostUserDevice {
     fn finish_load(&self, configuration: &[u8]) -> Result<(), VmError> {
         let mut transfer = self.transfer();
         match *transfer {
-            Transfer::LoadingNothing => {}
+            Transfer::LoadingNothing => self.check_alive()?,
             Transfer::Loading(_) => {
                 // Closes the pipe: the back end's sign that it has all.
                 *transfer = Transfer::Unchecked;
-                self.worker.call(|session| session.check(StateDirection::Load))?;
+                self.call_session(|session| session.check(StateDirection::Load))?;
             }
             _ => return Err(self.out_of_order("finish_load", &transfer).into()),
         }
         let configuration = Configuration::decode(&self.name, configuration)?;
-        self.worker.call(move |session| session.adopt(&configuration))?;
+        self.call_session(move |session| session.adopt(&configuration))?;
         *transfer = Transfer::Loaded;
         Ok(())
     }
@@ -157,18 +194,20 @@ impl DeviceStream for VhostUserDevice {
                 return Err(self.out_of_order("run", &transfer).into());
             }
             Transfer::Loaded | Transfer::Ran { .. } => {
-                self.worker.call(|session| session.run())?;
+                self.speak();
+                self.call_session(|session| session.run())?;
                 *transfer = Transfer::Ran { stopped: false };
                 return Ok(());
             }
             _ => {}
         }
         self.abort_save(&mut transfer);
+        self.speak();
         // By an operator: whoever undoes a save ends it first. One that is only announced has lost nothing.
         if matches!(*transfer, Transfer::Unsaved | Transfer::Saved) {
             *transfer = Transfer::Interrupted;
         }
-        Ok(self.worker.call(|session| session.run())?)
+        Ok(self.call_session(|session| session.run())?)
     }
 
     fn expected_bytes_per_second(&self) -> Option<u64> {
@@ -188,7 +227,7 @@ impl VhostUserDevice {
     fn begin_transfer(&self, direction: StateDirection) -> Result<StatePipe, VhostUserError> {
         let limit = self.options.state_limit;
         let (ours, theirs) = pipe::pair(&self.name, direction, limit)?;
-        match self.worker.call(move |session| session.transfer(direction, theirs))? {
+        match self.call_session(move |session| session.transfer(direction, theirs))? {
             None => Ok(ours),
             Some(file) => StatePipe::over(&self.name, direction, limit, file),
         }
@@ -207,12 +246,16 @@ impl VhostUserDevice {
     /// Lets the back end get over a save that is not wanted. Not waited for: whatever comes next is done after it.
     fn forget_save(&self) {
         // The answer is known, but it must come before the rings may run again.
-        self.worker.post(|session| drop(session.check(StateDirection::Save)));
+        self.tell_session(|session| drop(session.check(StateDirection::Save)));
     }
 
     /// Lets the back end get over a load that is not wanted, as [`Self::forget_save`].
     fn forget_load(&self, was_checked: bool) {
-        self.worker.post(move |session| {
+        if self.is_shared() {
+            // Nothing was loaded into it, and the source may go on with it.
+            return self.tell_session(Session::forget);
+        }
+        self.tell_session(move |session| {
             if !was_checked {
                 // Half a state is not good: the answer is known. The back end must be through with it, though.
                 let _ = session.check(StateDirection::Load);

@@ -9,6 +9,8 @@ pub(super) enum Transfer {
     None,
     /// It will be saved, but its rings run.
     Announced,
+    /// It will go to another process with its back end, whose state stays where it is.
+    HandingOver,
     /// The back end writes its state.
     Saving { pipe: StatePipe, bytes: u64 },
     /// All was read, and the back end says that it was all.
@@ -37,6 +39,7 @@ impl Transfer {
         match self {
             Self::None | Self::Ran { .. } => "its state is not being transferred",
             Self::Announced | Self::Saving { .. } | Self::Saved => "its state is being saved",
+            Self::HandingOver => "its back end is being handed over",
             Self::Unsaved => "saving its state has failed",
             Self::Interrupted => "an operator's stop and cont interrupted the save; migrate again",
             Self::Loading(_) | Self::LoadingNothing | Self::Unchecked | Self::Loaded => {
@@ -48,7 +51,12 @@ impl Transfer {
     pub(super) fn is_save(&self) -> bool {
         matches!(
             self,
-            Self::Announced | Self::Saving { .. } | Self::Saved | Self::Unsaved | Self::Interrupted
+            Self::Announced
+                | Self::HandingOver
+                | Self::Saving { .. }
+                | Self::Saved
+                | Self::Unsaved
+                | Self::Interrupted
         )
     }
 

@@ -7,12 +7,16 @@
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::error::VhostUserError;
 use parking_lot::Mutex;
+
+/// How long the thread may still be at work on a connection that another process has, too.
+const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
@@ -34,7 +38,7 @@ impl Asking {
     }
 }
 
-/// The thread, and the way to it. Dropping it closes the connection.
+/// The thread, and the way to it. Dropping it closes the connection, or only this process's descriptors of it.
 pub(super) struct Worker<S> {
     device: Arc<str>,
     asking: Asking,
@@ -42,6 +46,8 @@ pub(super) struct Worker<S> {
     socket: UnixStream,
     jobs: Option<Sender<Job<S>>>,
     thread: Option<JoinHandle<()>>,
+    /// Another process has descriptors of the same connection, which must outlive these.
+    is_shared: AtomicBool,
 }
 
 impl<S: Send + 'static> Worker<S> {
@@ -62,7 +68,15 @@ impl<S: Send + 'static> Worker<S> {
                 what: "starting a thread",
                 source,
             })?;
-        Ok(Self { device, asking, limit, socket, jobs: Some(jobs), thread: Some(thread) })
+        Ok(Self {
+            device,
+            asking,
+            limit,
+            socket,
+            jobs: Some(jobs),
+            thread: Some(thread),
+            is_shared: AtomicBool::default(),
+        })
     }
 
     /// Has `job` done and waits for its result; [`VhostUserError::NoAnswer`] if that takes too long.
@@ -86,6 +100,16 @@ impl<S: Send + 'static> Worker<S> {
         }
     }
 
+    /// Whether another process has descriptors of the same connection, too.
+    pub(super) fn set_shared(&self, is_shared: bool) {
+        self.is_shared.store(is_shared, Ordering::Release);
+    }
+
+    /// See [`Worker::set_shared`].
+    pub(super) fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Acquire)
+    }
+
     /// Has `job` done after those that were given before, and does not wait for it.
     pub(super) fn post(&self, job: impl FnOnce(&mut S) + Send + 'static) {
         if let Some(jobs) = &self.jobs {
@@ -95,11 +119,28 @@ impl<S: Send + 'static> Worker<S> {
     }
 }
 
+impl<S> Worker<S> {
+    /// Whether the thread has done all that it was told. To shut the connection down would wake it, and end the other process's.
+    fn is_idle(&self) -> bool {
+        let (done, idle) = sync_channel(1);
+        let job: Job<S> = Box::new(move |_| {
+            let _ = done.send(());
+        });
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        !sent || idle.recv_timeout(LEAVE_LIMIT).is_ok()
+    }
+}
+
 impl<S> Drop for Worker<S> {
     fn drop(&mut self) {
-        // Wakes the thread if it waits for the back end; jobs that are left fail at once. An error means that the
-        // back end was faster.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        if !self.is_shared.load(Ordering::Acquire) {
+            // Wakes the thread if it waits for the back end; jobs that are left fail at once. An error means that the
+            // back end was faster.
+            let _ = self.socket.shutdown(Shutdown::Both);
+        } else if !self.is_idle() {
+            // It ends when the back end answers, or ends.
+            self.thread = None;
+        }
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
             // A panic was told on standard error already.

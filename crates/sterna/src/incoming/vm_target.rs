@@ -181,10 +181,10 @@ impl Target for VmTarget {
     }
 
     fn take_memory(&self, table: &[HandedOver], descriptors: Vec<OwnedFd>) -> Result<(), MigrationError> {
-        if let Some(device) = self.vm.shares_ram_with() {
+        if let Some(device) = self.vm.cannot_follow() {
             let what = format!(
                 "{device} has this machine's memory mapped and cannot follow it into the source's: start this side \
-                without it"
+                without it, or so that it waits for the source's devices (`sterna run --same-host`)"
             );
             return Err(MigrationError::PeerIncompatible { what });
         }

@@ -152,7 +152,7 @@ fn check_cpr(to: &Address, params: &Parameters, capabilities: &Capabilities) -> 
 
 /// Whether the guest's memory can be handed to another process of this host.
 pub(super) fn check_sharable(vm: &dyn SourceVm, ram: &GuestRam) -> Result<(), StartError> {
-    if let Some(device) = vm.shares_ram_with() {
+    if let Some(device) = vm.cannot_follow() {
         let why = format!(
             "{device} has the guest's memory mapped and cannot follow it into another process: take it off the \
              guest, or set mode to normal"

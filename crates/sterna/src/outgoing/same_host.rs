@@ -132,6 +132,10 @@ impl Vm for Untracked {
         self.vm.shares_ram_with()
     }
 
+    fn cannot_follow(&self) -> Option<String> {
+        self.vm.cannot_follow()
+    }
+
     fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
         self.vm.host_descriptors()
     }

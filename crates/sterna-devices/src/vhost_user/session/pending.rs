@@ -9,6 +9,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::super::ended;
 use super::super::error::VhostUserError;
+use super::super::kind::DeviceKind;
 use super::{ActiveRing, Serving, Session};
 
 /// How long a stop waits for kicks to be taken by a back end that takes them.
@@ -25,9 +26,11 @@ impl Session {
     /// long, nothing has been stopped, and the guest can go on.
     pub(super) fn drain(&mut self) -> Result<(), VhostUserError> {
         let begin = Instant::now();
+        // Every entry that is made available is returned soon.
+        let answers_all = self.kind.as_ref().is_some_and(DeviceKind::answers_all);
         for index in 0..self.rings.len() {
             let ActiveRing { ring, serving, .. } = self.rings[index];
-            if !self.answers_all || serving != Serving::Yes {
+            if !answers_all || serving != Serving::Yes {
                 continue;
             }
             let memory = &self.memory;

@@ -3,6 +3,7 @@
 mod carrying;
 mod faults;
 mod half;
+mod handing_over;
 mod logging;
 mod machine;
 mod migrating;

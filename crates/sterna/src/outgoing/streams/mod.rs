@@ -28,6 +28,7 @@ use super::workers::Workers;
 use crate::device_stream::RemainingState;
 use crate::error::MigrationError;
 use crate::interruption::Break;
+use crate::params::MigrationMode;
 use crate::precopy::{LONGEST, StreamsRemaining};
 use crate::stats::StreamStatistics;
 use crate::streams::{Streamed, failed_in_parallel, in_parallel};
@@ -369,7 +370,11 @@ impl DeviceStreams {
     /// Starts the save threads.
     pub(super) fn start(&self, main: &MainChannel, workers: &mut Workers) -> Result<(), MigrationError> {
         if self.begin != Begin::GoOn {
-            in_parallel(&self.streams.devices, "begin to save", |device| device.begin_save())?;
+            let hands_over = self.shared.params().mode == MigrationMode::CprTransfer;
+            in_parallel(&self.streams.devices, "begin to save", |device| match hands_over {
+                true => device.begin_hand_over(),
+                false => device.begin_save(),
+            })?;
         }
         if self.way == (Way::Packets { has_credit: true }) {
             let ping = match self.begin {
