@@ -269,6 +269,9 @@ impl Vm for Hosted {
     fn shares_ram_with(&self) -> Option<String> {
         self.machine.shares_ram_with()
     }
+    fn cannot_follow(&self) -> Option<String> {
+        self.machine.cannot_follow()
+    }
     fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
         self.machine.host_descriptors()
     }

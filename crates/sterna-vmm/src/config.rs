@@ -237,8 +237,9 @@ pub struct MachineConfig {
     /// The guest has a virtio console (`hvc0`) besides the serial port. Both write to [`MachineConfig::serial`]; what is typed goes
     /// to this one as soon as it has a driver.
     pub virtio_console: bool,
-    /// With `incoming`: the guest comes from another process on this host, which hands over its memory and taps (`mode`
-    /// `cpr-transfer`). The machine has no memory before, so huge pages are there once, and its taps may be in use.
+    /// With `incoming`: the guest comes from another process on this host, which hands over its memory, its taps and the connections
+    /// to its vhost-user devices (`mode` `cpr-transfer`). The machine has no memory before, so huge pages are there once, its taps may
+    /// be in use, and it connects to no vhost-user device.
     pub takes_over: bool,
     /// Further port devices. Their state does not migrate.
     pub ports: Vec<PortRange>,
@@ -292,6 +293,11 @@ impl MachineConfig {
         if self.free_page_reporting && matches!(self.backing, Backing::Huge2M | Backing::Huge1G) {
             let why = "a huge page that is given back may not be had again: use ordinary memory".to_owned();
             return refuse("free page reporting", why);
+        }
+        if self.incoming && self.takes_over && !self.vfio_user.is_empty() {
+            let why = "a device's process has the guest's memory mapped and cannot follow it from one process to another: let the guest \
+                       move with mode normal (without `--same-host`)";
+            return refuse("vfio-user", why.to_owned());
         }
         match &self.guest {
             _ if self.incoming => Ok(()),

@@ -1,6 +1,8 @@
 //! Real virtiofsd and qemu-storage-daemon behind the machine's virtio transport: found by the registers, driven from inside the
 //! guest, and moved by the engine into a second process.
 
+mod same_host;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

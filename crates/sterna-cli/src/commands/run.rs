@@ -104,7 +104,8 @@ pub struct Arguments {
     #[arg(long, value_name = "defer|URI")]
     pub incoming: Option<String>,
     /// Wait for a guest of another process on this host that hands over its memory (`sterna migrate --same-host`), and for no other:
-    /// this process has no guest RAM before, so huge pages are needed once, and taps that the other process uses come with the guest
+    /// this process has no guest RAM before, so huge pages are needed once, and taps and vhost-user devices that the other process uses
+    /// come with the guest
     #[arg(long, requires = "incoming", conflicts_with = "prealloc")]
     pub same_host: bool,
     /// Migrate over TLS with the certificates in this directory (QEMU's names: ca-cert.pem, server-cert.pem,

@@ -21,3 +21,4 @@ mod same_host_devices;
 mod save;
 mod standby;
 mod vfio_user;
+mod vhost_user;

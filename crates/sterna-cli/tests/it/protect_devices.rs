@@ -14,7 +14,7 @@ use crate::support::protection::{Process, Site, command, connect, wait};
 
 /// Says why a test cannot run here.
 #[allow(clippy::print_stderr, reason = "says what was skipped")]
-fn skip(test: &str, why: impl std::fmt::Display) {
+pub fn skip(test: &str, why: impl std::fmt::Display) {
     eprintln!("SKIPPED {test}: {why}");
 }
 

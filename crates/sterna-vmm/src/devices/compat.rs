@@ -8,8 +8,9 @@
 //! | `virt` | only where there are virtio devices: of each how it moves u8 (0 no disk, 1 shared, 2 copied, 3 not at all, 4 and 5 vhost-user with and without a state of its own), its kind u32, features u64, number of queues u16, length of its configuration space u16, and this |
 //! | `cpid` | every CPUID entry without the vCPU's own ids: function, index, flags, eax, ebx, ecx, edx, u32 each |
 //!
-//! *Compatibility rule*: equality; of a virtio device the destination may offer more features. CPUID is what the guest has already seen, so a destination with more
-//! or with less is refused, with the leaf, the register and its bits named.
+//! *Compatibility rule*: equality; of a virtio device the destination may offer more features, and a vhost-user device that comes with the
+//! guest (`mode` `cpr-transfer`) is what the source says, as far as this side's options do not say otherwise. CPUID is
+//! what the guest has already seen, so a destination with more or with less is refused, with the leaf, the register and its bits named.
 
 use std::sync::Arc;
 

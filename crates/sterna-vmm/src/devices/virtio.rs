@@ -102,6 +102,7 @@ pub(crate) fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(),
         return Err(mismatch("kind of device", kind, &identity.kind.to_le_bytes()));
     }
     transport.find_length().map_err(|why| StateError::value(*b"conf", why))?;
+    transport.find_read(configuration).map_err(|why| StateError::value(*b"conf", why))?;
     let ours = transport.configuration();
     let stat = fields.bytes(*b"stat")?;
     let words: Vec<u32> = stat.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -118,9 +119,9 @@ pub(crate) fn load(transport: &Transport, fields: &mut Fields<'_>) -> Result<(),
     }
     let driver_features = fields.u64(*b"feat")?;
     // Until they are agreed on a driver may have chosen anything, and nothing works by it.
-    if status & VIRTIO_CONFIG_S_FEATURES_OK != 0 && driver_features & !identity.features != 0 {
-        let lacking = format!("{:#x}", driver_features & !identity.features);
-        let ours = format!("{:#x}", identity.features);
+    if status & VIRTIO_CONFIG_S_FEATURES_OK != 0 && driver_features & !identity.features() != 0 {
+        let lacking = format!("{:#x}", driver_features & !identity.features());
+        let ours = format!("{:#x}", identity.features());
         let what = "features that the driver chose and this device lacks".to_owned();
         return Err(StateError::Mismatch { what, theirs: lacking, ours });
     }

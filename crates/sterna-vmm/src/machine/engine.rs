@@ -36,8 +36,14 @@ impl Vm for KvmMachine {
         self.hardware.external.name()
     }
 
+    fn cannot_follow(&self) -> Option<String> {
+        self.hardware.external.cannot_follow(self.has_guest())
+    }
+
     fn host_descriptors(&self) -> Vec<Arc<dyn HostDescriptors>> {
-        self.hardware.virtio.taps().to_vec()
+        let taps = self.hardware.virtio.taps().iter().cloned();
+        let processes = self.hardware.external.vhost_user.iter();
+        taps.chain(processes.map(|device| Arc::clone(device) as Arc<dyn HostDescriptors>)).collect()
     }
 
     fn hooks(&self) -> Vec<Arc<dyn Hook>> {
@@ -114,6 +120,7 @@ impl TargetVm for KvmMachine {
         if let Some(section) = self.devices.missing() {
             return Err(VmError::new("taking the guest over", format!("section {section} did not come")));
         }
+        self.hardware.external.introduce(&self.name);
         self.has_guest.store(true, Ordering::Release);
         Ok(())
     }

@@ -5,13 +5,14 @@ use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_FS};
 use crate::config::DiskMigration;
 use crate::devices::codec::{StateError, length};
 use crate::devices::context::Context;
-use crate::hardware::virtio::Identity;
+use crate::hardware::virtio::{Identity, Said};
 
 /// For the record that both sides must agree on: of each device what it is.
 pub(in crate::devices) fn identities(context: &Context) -> Vec<u8> {
     let mut bytes = Vec::new();
     for transport in context.hardware.virtio.all() {
-        let Identity { kind, features, queue_sizes, .. } = &transport.identity;
+        let Identity { kind, queue_sizes, .. } = &transport.identity;
+        let features = transport.identity.features();
         let configuration = transport.configuration();
         bytes.push(mode(&transport.identity));
         bytes.extend(kind.to_le_bytes());
@@ -35,15 +36,15 @@ pub(in crate::devices) fn compare(context: &Context, mut theirs: &[u8]) -> Resul
             let theirs = format!("a device of kind {}", their.kind);
             return Err(StateError::Mismatch { what: what("it"), theirs, ours: "none".to_owned() });
         };
-        transport.find_configuration().map_err(|why| StateError::value(*b"virt", why))?;
-        let identity @ Identity { kind, features, queue_sizes, name, .. } = &transport.identity;
-        let configuration = &transport.configuration();
+        let identity @ Identity { kind, queue_sizes, name, .. } = &transport.identity;
         let differs = |of: &str, theirs: String, ours: String| {
             Err(StateError::Mismatch { what: format!("{} ({name})", what(of)), theirs, ours })
         };
         if their.kind != *kind {
             return differs("its kind", their.kind.to_string(), kind.to_string());
         }
+        transport.find_configuration(&their.said()).map_err(|why| StateError::value(*b"virt", why))?;
+        let (features, configuration) = (identity.features(), &transport.configuration());
         if their.mode != mode(identity) {
             let [theirs, ours] = [their.mode, mode(identity)].map(told);
             return differs("the way in which it moves", theirs.to_owned(), ours.to_owned());
@@ -77,6 +78,9 @@ pub(in crate::devices) fn compare(context: &Context, mut theirs: &[u8]) -> Resul
     }
 }
 
+/// A vhost-user device whose back end has a state of its own.
+const WITH_STATE: u8 = 4;
+
 /// A device of the source.
 struct Theirs<'a> {
     mode: u8,
@@ -87,6 +91,12 @@ struct Theirs<'a> {
 }
 
 impl<'a> Theirs<'a> {
+    /// What a device needs to know that comes with the guest.
+    fn said(&self) -> Said<'a> {
+        let has_state = self.mode == WITH_STATE;
+        Said { features: self.features, has_state, configuration: self.configuration }
+    }
+
     fn take(bytes: &mut &'a [u8]) -> Option<Self> {
         let (mode, rest) = bytes.split_first()?;
         let (kind, rest) = rest.split_first_chunk()?;
@@ -108,7 +118,9 @@ impl<'a> Theirs<'a> {
 /// How a device moves, as a byte.
 fn mode(identity: &Identity) -> u8 {
     match identity.disk.as_ref().map(|disk| disk.migration()) {
-        None => identity.process.as_ref().map_or(0, |process| if process.has_state() { 4 } else { 5 }),
+        None => {
+            identity.process.as_ref().map_or(0, |process| if process.has_state() { WITH_STATE } else { 5 })
+        }
         Some(DiskMigration::Shared) => 1,
         Some(DiskMigration::Copy) => 2,
         Some(DiskMigration::None) => 3,
@@ -121,7 +133,7 @@ fn told(mode: u8) -> &'static str {
         1 => "migrate=shared",
         2 => "migrate=copy",
         3 => "migrate=none",
-        4 => "a vhost-user back end with a state of its own",
+        WITH_STATE => "a vhost-user back end with a state of its own",
         5 => "a vhost-user back end without a state of its own",
         _ => "a way that is unknown here; the source may be newer",
     }

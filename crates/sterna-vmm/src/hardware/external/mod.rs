@@ -25,7 +25,7 @@ impl ExternalDevices {
     pub(crate) fn connect(config: &MachineConfig, vm: &KvmVm) -> Result<Self, VmmError> {
         Ok(Self {
             vfio_user: vfio_user::connect(&config.vfio_user, vm)?,
-            vhost_user: vhost_user::connect(&config.vhost_user, vm)?,
+            vhost_user: vhost_user::connect(config, vm)?,
         })
     }
 
@@ -35,6 +35,26 @@ impl ExternalDevices {
             (0, 0) => None,
             (0, _) => Some("vfio-user device 0".to_owned()),
             _ => Some("vhost-user device 0".to_owned()),
+        }
+    }
+
+    /// One that could not follow the guest to another process of this host, or into memory that comes from one; none if all can.
+    /// Without a guest, a back end that is connected to is another one than the guest's.
+    pub(crate) fn cannot_follow(&self, has_guest: bool) -> Option<String> {
+        if !self.vfio_user.is_empty() {
+            return Some("vfio-user device 0".to_owned());
+        }
+        let stays = |device: &Arc<VhostUserDevice>| !has_guest && !device.is_awaited();
+        let index = self.vhost_user.iter().position(stays)?;
+        Some(format!("vhost-user device {index}"))
+    }
+
+    /// A guest has arrived and does not run yet: back ends that came with it hear of this process. One that does not is logged.
+    pub(crate) fn introduce(&self, machine: &str) {
+        for device in self.vhost_user.iter().filter(|device| device.is_awaited()) {
+            if let Err(error) = device.introduce() {
+                tracing::error!(machine, %error, "a device's process was not told of its guest's arrival");
+            }
         }
     }
 

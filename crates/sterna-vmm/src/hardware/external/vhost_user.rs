@@ -9,20 +9,21 @@ use sterna_devices::vhost_user::{VhostUserDevice, VhostUserLog, VhostUserOptions
 use sterna_ram::DirtySource;
 use sterna_ram::dirty::VhostLog;
 
+use crate::config::MachineConfig;
 use crate::error::VmmError;
 use crate::hardware::vm::KvmVm;
 
-/// Connects to the back ends and gives them the machine's RAM.
-pub(super) fn connect(
-    devices: &[VhostUserOptions],
-    vm: &KvmVm,
-) -> Result<Vec<Arc<VhostUserDevice>>, VmmError> {
+/// Connects to the back ends and gives them the machine's RAM; those of a guest that another process hands over come with it.
+pub(super) fn connect(config: &MachineConfig, vm: &KvmVm) -> Result<Vec<Arc<VhostUserDevice>>, VmmError> {
     let ranges = vm.logged_ranges();
     let connect = |options: &VhostUserOptions| {
-        VhostUserDevice::connect(options.clone(), vm.ram(), &ranges)
-            .map_err(|error| VmmError::Config { what: "vhost-user", why: error.to_string() })
+        let device = match config.incoming && config.takes_over {
+            true => VhostUserDevice::awaiting(options.clone(), vm.ram(), &ranges),
+            false => VhostUserDevice::connect(options.clone(), vm.ram(), &ranges),
+        };
+        device.map_err(|error| VmmError::Config { what: "vhost-user", why: error.to_string() })
     };
-    devices.iter().map(connect).collect()
+    config.vhost_user.iter().map(connect).collect()
 }
 
 /// What finds the back ends' writes: one log for all.

@@ -6,6 +6,14 @@ use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_DRIVER_OK;
 
 use super::transport::Transport;
 
+/// What a source says of a device.
+pub(crate) struct Said<'a> {
+    pub(crate) features: u64,
+    /// Of another process: whether it has a state of its own.
+    pub(crate) has_state: bool,
+    pub(crate) configuration: &'a [u8],
+}
+
 impl Transport {
     /// The configuration space that both sides of a migration must have: as it is at first, since what a device here changes it
     /// tells its driver again at the destination; with a disk's length as it is now. What another process says is whatever it says
@@ -21,11 +29,29 @@ impl Transport {
         bytes
     }
 
-    /// Before a guest comes: asks another process what its device is like now.
-    pub(crate) fn find_configuration(&self) -> Result<(), String> {
+    /// Before a guest comes: asks another process what its device is like now. Of one that comes with the guest the source has said it.
+    pub(crate) fn find_configuration(&self, said: &Said<'_>) -> Result<(), String> {
         let Some(process) = &self.identity.process else { return self.find_length() };
-        let now = process.configuration_space().map_err(|error| error.to_string())?;
+        let now = match process.is_awaited() {
+            true => process.expect(said.features, said.has_state, said.configuration),
+            false => process.configuration_space(),
+        };
+        let now = now.map_err(|error| error.to_string())?;
         self.signals.space.change(|bytes| bytes.copy_from_slice(&now));
+        Ok(())
+    }
+
+    /// The same when the guest's driver has stopped: what it has read last. A machine that waits has read zeros.
+    pub(crate) fn find_read(&self, configuration: &[u8]) -> Result<(), String> {
+        let process = self.identity.process.as_ref().filter(|process| process.is_awaited());
+        let is_of_length = configuration.len() == self.identity.configuration.len();
+        let Some(process) = process.filter(|_| is_of_length) else { return Ok(()) };
+        let has_read = configuration.iter().any(|byte| *byte != 0);
+        if has_read {
+            let (features, has_state) = (self.identity.features(), process.has_state());
+            return self.find_configuration(&Said { features, has_state, configuration });
+        }
+        self.signals.space.change(|bytes| bytes.fill(0));
         Ok(())
     }
 

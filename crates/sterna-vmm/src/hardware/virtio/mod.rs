@@ -51,6 +51,7 @@ use crate::config::MachineConfig;
 use crate::error::VmmError;
 use crate::layout::{VIRTIO_BYTES, VIRTIO_MAX, virtio_address};
 use backend::Backend;
+pub(crate) use capacity::Said;
 use hinting::{Asker, Hinting};
 pub(crate) use state::TransportState;
 pub(crate) use transport::{Identity, Transport};

@@ -29,6 +29,11 @@ impl ConfigurationSpace {
         self.generation.load(Ordering::SeqCst)
     }
 
+    /// Whether it is just this.
+    pub(super) fn is(&self, bytes: &[u8]) -> bool {
+        *self.bytes.lock() == bytes
+    }
+
     /// Changes it. The driver has to be told, unless it has asked for the change.
     pub(crate) fn change(&self, change: impl FnOnce(&mut [u8])) {
         let mut bytes = self.bytes.lock();

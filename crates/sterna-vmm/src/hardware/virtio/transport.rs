@@ -36,7 +36,7 @@ pub(crate) struct Identity {
     /// For messages: `disk 0`.
     pub(crate) name: String,
     pub(crate) kind: u32,
-    pub(crate) features: u64,
+    features: u64,
     pub(crate) queue_sizes: Vec<u16>,
     /// Its configuration space at first.
     pub(crate) configuration: Vec<u8>,
@@ -46,6 +46,14 @@ pub(crate) struct Identity {
     pub(crate) disk: Option<Arc<DiskControl>>,
     /// Who serves its queues, if it is another process.
     pub(crate) process: Option<Arc<VhostUserDevice>>,
+}
+
+impl Identity {
+    /// What its driver may choose.
+    pub(crate) fn features(&self) -> u64 {
+        // The process may come with the guest.
+        self.process.as_ref().map_or(self.features, |process| process.offered_features())
+    }
 }
 
 /// One device in its place.

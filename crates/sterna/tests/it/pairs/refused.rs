@@ -190,10 +190,6 @@ const PAIRS: &[Pair] = &[
         s.same_host();
         s.rdma();
     }),
-    ("same-host", "vhost-user", "cannot follow it into another process", |s| {
-        s.same_host();
-        s.shares_ram = true;
-    }),
     ("same-host", "vfio-user", "cannot follow it into another process", |s| {
         s.same_host();
         s.shares_ram = true;

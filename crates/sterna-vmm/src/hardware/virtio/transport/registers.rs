@@ -45,7 +45,7 @@ impl Transport {
             VIRTIO_MMIO_VERSION => VERSION,
             VIRTIO_MMIO_DEVICE_ID => self.identity.kind,
             VIRTIO_MMIO_VENDOR_ID => VENDOR,
-            VIRTIO_MMIO_DEVICE_FEATURES => half(self.identity.features, registers.device_features_select),
+            VIRTIO_MMIO_DEVICE_FEATURES => half(self.identity.features(), registers.device_features_select),
             VIRTIO_MMIO_QUEUE_NUM_MAX => {
                 self.identity.queue_sizes.get(registers.queue_select as usize).copied().unwrap_or(0).into()
             }
@@ -96,7 +96,7 @@ impl Transport {
     fn set_status(&self, registers: &mut Registers, value: u32) {
         let mut wanted = value & !VIRTIO_CONFIG_S_NEEDS_RESET;
         let chosen = registers.driver_features;
-        if chosen & !self.identity.features != 0 || chosen & 1 << VIRTIO_F_VERSION_1 == 0 {
+        if chosen & !self.identity.features() != 0 || chosen & 1 << VIRTIO_F_VERSION_1 == 0 {
             // The driver reads it back, and gives up.
             wanted &= !VIRTIO_CONFIG_S_FEATURES_OK;
         }

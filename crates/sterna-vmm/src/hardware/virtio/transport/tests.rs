@@ -56,7 +56,7 @@ fn device_works_once_features_are_agreed_on_and_the_driver_is_ready_in_any_order
     let bits = [VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_DRIVER_OK];
     for [first, second] in [bits, [bits[1], bits[0]]] {
         let (device, ram) = device();
-        choose(&device, device.identity.features);
+        choose(&device, device.identity.features());
         ask(&device, &ram);
         set(&device, VIRTIO_MMIO_STATUS, first);
         device.run();

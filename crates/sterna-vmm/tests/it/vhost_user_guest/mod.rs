@@ -1,153 +1,19 @@
 //! Virtio devices in other processes as the guest's driver finds and uses them, with the machine moved by the engine.
 #![allow(missing_docs)]
 
-use std::sync::Arc;
-use std::time::Duration;
+mod host;
+mod recorder;
+mod same_host;
 
-use crate::back_end::{BLOCK_QUEUES, BLOCK_SIZE, BackEnd, Fault, LINGERS, SECTORS};
+use crate::back_end::{BLOCK_QUEUES, BLOCK_SIZE, Fault, LINGERS, SECTORS};
 use crate::common::kvm_or_skip;
-use crate::model::Model;
 use crate::registers::{
-    DEVICE_ID, GENERATION, INTERRUPT_STATUS, MAGIC, NEEDS_RESET, QUEUE_NUM_MAX, Registers, STATUS, VERSION_1,
-    guest, wait_until,
+    DEVICE_ID, GENERATION, INTERRUPT_STATUS, MAGIC, NEEDS_RESET, QUEUE_NUM_MAX, STATUS, VERSION_1, wait_until,
 };
-use crate::virtqueue::{Part, Virtqueue};
-use sterna::{
-    Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, RunState, StartError,
-};
-use sterna_vmm::{DeviceKind, KvmMachine, MachineConfig, VhostUserOptions, VmmError};
-
-const STATE: usize = 1 << 20;
-/// RAM that the guest does not use: rings, requests, their answers.
-const RINGS: u64 = 0x300_0000;
-const RING_STEP: u64 = 0x1_0000;
-const REQUESTS: u64 = 0x310_0000;
-const ANSWERS: u64 = 0x320_0000;
-const ANSWER_BYTES: u32 = 5000 & !7;
-const ANSWER_STEP: u64 = 0x2000;
-/// VIRTIO_NET_F_MAC.
-const MAC: u64 = 1 << 5;
-
-fn fs() -> DeviceKind {
-    DeviceKind::FileSystem { tag: None }
-}
-
-/// A machine and its devices' processes.
-struct Host {
-    machine: Arc<KvmMachine>,
-    back_ends: Vec<BackEnd>,
-    _directory: tempfile::TempDir,
-}
-
-impl Host {
-    fn new(incoming: bool, devices: &[(DeviceKind, Fault)]) -> Result<Self, VmmError> {
-        let directory = tempfile::tempdir().unwrap();
-        let back_ends: Vec<_> = devices
-            .iter()
-            .enumerate()
-            .map(|(index, (_, fault))| {
-                BackEnd::start(directory.path(), &format!("socket{index}"), STATE, *fault)
-            })
-            .collect();
-        let options =
-            |(index, (back_end, (kind, _))): (usize, (&BackEnd, &(DeviceKind, Fault)))| VhostUserOptions {
-                kind: Some(kind.clone()),
-                queues: kind.queues(1),
-                answer_limit: Duration::from_secs(5),
-                ..VhostUserOptions::new(format!("vhost-user/{index}"), back_end.socket())
-            };
-        let machine = KvmMachine::new(MachineConfig {
-            guest: Some(guest()),
-            incoming,
-            vhost_user: back_ends.iter().zip(devices).enumerate().map(options).collect(),
-            ..MachineConfig::new("host")
-        })?;
-        Ok(Self { machine, back_ends, _directory: directory })
-    }
-
-    fn running(devices: &[(DeviceKind, Fault)]) -> Self {
-        let host = Self::new(false, devices).unwrap();
-        host.machine.resume().unwrap();
-        host
-    }
-}
-
-/// What the guest's driver knows of one device.
-struct Driver {
-    registers: Registers,
-    features: u64,
-    queues: Vec<Virtqueue>,
-    /// The queue that takes requests.
-    requests: usize,
-    model: Model,
-}
-
-impl Driver {
-    fn new(slot: u64, kind: &DeviceKind) -> Self {
-        let ring = |queue| Virtqueue::new(RINGS + (2 * slot + queue) * RING_STEP, 8);
-        let queues: Vec<_> = (0..kind.queues(1) as u64).map(ring).collect();
-        let requests = queues.len() - 1;
-        // The back end knows nothing of the address, which is the front end's alone.
-        let features = VERSION_1 | if matches!(kind, DeviceKind::Network { .. }) { MAC } else { 0 };
-        Self { registers: Registers::of(slot), features, queues, requests, model: Model::new(STATE) }
-    }
-
-    fn start(&mut self, host: &Host) {
-        let rings: Vec<_> = self.queues.iter().map(Virtqueue::ring).collect();
-        assert!(self.registers.agree(&host.machine, self.features));
-        self.registers.start(&host.machine, &rings);
-    }
-
-    fn submit(&mut self, host: &Host, request: u64) {
-        let at = request % 8;
-        let slot = self.registers_slot();
-        host.machine.ram().block(0).write(REQUESTS + slot + at * 8, &request.to_le_bytes()).unwrap();
-        let parts = [
-            Part { address: REQUESTS + slot + at * 8, len: 8, written: false },
-            Part { address: ANSWERS + 16 * slot + at * ANSWER_STEP, len: ANSWER_BYTES, written: true },
-        ];
-        self.queues[self.requests].submit(host.machine.ram(), &parts).unwrap();
-    }
-
-    fn registers_slot(&self) -> u64 {
-        (self.queues[0].ring().descriptors - RINGS) / RING_STEP / 2 * 0x1000
-    }
-
-    /// The answer to a request has come.
-    fn check(&mut self, host: &Host, request: u64) {
-        let (mut expected, mut found) = (vec![0; ANSWER_BYTES as usize], vec![0; ANSWER_BYTES as usize]);
-        self.model.serve(request, &mut expected);
-        let at = ANSWERS + 16 * self.registers_slot() + request % 8 * ANSWER_STEP;
-        host.machine.ram().block(0).read(at, &mut found).unwrap();
-        assert!(found == expected, "request {request} was answered by a device with another past");
-    }
-
-    fn serve(&mut self, host: &Host, requests: std::ops::Range<u64>) {
-        for request in requests {
-            self.submit(host, request);
-            let (queue, registers) = (self.requests, self.registers);
-            registers.wait(&host.machine, &mut self.queues[queue], queue as u32);
-            self.check(host, request);
-        }
-    }
-}
-
-fn start(source: &Host, target: &Host) -> (Result<Migration, StartError>, Incoming) {
-    let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
-    let capabilities = Capabilities::default();
-    let listening =
-        Incoming::listen(target.machine.clone(), &address, Parameters::default(), capabilities, Arc::new(()));
-    let incoming = listening.unwrap();
-    let address = incoming.address();
-    let migration =
-        Migration::start(source.machine.clone(), &address, Parameters::default(), capabilities, Arc::new(()));
-    (migration, incoming)
-}
-
-fn migrate(source: &Host, target: &Host) -> (Outcome, Arrival) {
-    let (migration, incoming) = start(source, target);
-    (migration.unwrap().wait(), incoming.wait())
-}
+use crate::virtqueue::Virtqueue;
+use host::{Driver, Host, MAC, RING_STEP, RINGS, fs, migrate, start};
+use sterna::{Arrival, Outcome, RunState};
+use sterna_vmm::{DeviceKind, KvmMachine, MachineConfig};
 
 #[test]
 fn driver_finds_a_device_of_another_process_and_its_requests_go_through() {
