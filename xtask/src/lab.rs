@@ -28,7 +28,7 @@ const KINDS: [&str; 4] = ["kvm", "linux", "rdma", "rdma-pair"];
 /// Those among the tests.
 const TESTED_KINDS: [&str; 3] = ["kvm", "linux", "rdma"];
 
-/// On a busy host a Linux guest's ten moves take longer than any other program of the tests.
+/// On a busy host a Linux guest's moves take longer than any other program of the tests.
 const LINUX_LIMIT: Duration = Duration::from_secs(1100);
 /// How long a run of chosen scenarios may take: among them are those that take long.
 const CHOSEN_LIMIT: Duration = Duration::from_secs(1800);
