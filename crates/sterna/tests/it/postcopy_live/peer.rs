@@ -1,5 +1,6 @@
 //! Peers made by hand: a source and a destination as a QEMU would be, and as it would not.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
@@ -35,6 +36,8 @@ pub struct HandMadeSource {
     to: Address,
     guest: std::sync::Arc<ProcessGuest>,
     heard: Vec<u8>,
+    /// Requests that came before the answer that was waited for.
+    early: VecDeque<ReturnMessage>,
 }
 
 impl HandMadeSource {
@@ -42,7 +45,14 @@ impl HandMadeSource {
     pub fn of(guest: &std::sync::Arc<ProcessGuest>, to: &Address) -> Self {
         guest.stop().unwrap();
         let main = connect(to);
-        Self { main, lanes: Vec::new(), to: to.clone(), guest: guest.clone(), heard: Vec::new() }
+        Self {
+            main,
+            lanes: Vec::new(),
+            to: to.clone(),
+            guest: guest.clone(),
+            heard: Vec::new(),
+            early: VecDeque::new(),
+        }
     }
 
     /// With so many multifd channels.
@@ -141,6 +151,7 @@ impl HandMadeSource {
     pub fn lose(&mut self) {
         let _ = self.main.shutdown(Shutdown::Both);
         self.heard.clear();
+        self.early.clear();
     }
 
     /// Another connection with this hello. False: it was closed without a byte.
@@ -154,7 +165,7 @@ impl HandMadeSource {
             Ok(0) | Err(_) => return false,
             Ok(count) => main.read_exact(&mut answer[count..]).unwrap(),
         }
-        (self.main, self.heard) = (main, Vec::new());
+        (self.main, self.heard, self.early) = (main, Vec::new(), VecDeque::new());
         true
     }
 
@@ -180,10 +191,16 @@ impl HandMadeSource {
         }
     }
 
+    /// What the guest asks for meanwhile is heard afterwards.
     pub fn hear_pong(&mut self, value: u32) {
+        let mut early = VecDeque::new();
         loop {
             match self.hear() {
-                Some(ReturnMessage::Pong(heard)) if heard == value => return,
+                Some(ReturnMessage::Pong(heard)) if heard == value => {
+                    self.early = early;
+                    return;
+                }
+                Some(request @ ReturnMessage::RequestPages { .. }) => early.push_back(request),
                 Some(_) => {}
                 None => panic!("closed before the answer to PING {value:#x}"),
             }
@@ -192,6 +209,9 @@ impl HandMadeSource {
 
     /// The next message; `None`: the destination has closed.
     pub fn hear(&mut self) -> Option<ReturnMessage> {
+        if let Some(request) = self.early.pop_front() {
+            return Some(request);
+        }
         loop {
             if let Some((message, used)) = ReturnMessage::decode(&self.heard).unwrap() {
                 self.heard.drain(..used);
