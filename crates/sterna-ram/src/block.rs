@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::absent;
 use crate::guard::RamFault;
-use crate::mapping::{Backing, Kind, Mapping, Under};
+use crate::mapping::{Backing, Mapping, Under};
 use crate::poison::Poison;
 use crate::slice::RamSlice;
-use crate::sys::FileSystem;
 use crate::{MemoryPermissions, PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE, PageBitmap, RamError, sys};
 
 /// The file that the memory of a block is, for another process that maps it, too.
@@ -62,17 +61,13 @@ impl RamBlock {
         let name = Self::checked_name(name.into())?;
         let failed = |(call, source)| RamError::System { block: name.clone(), call, source };
         let system = sys::file_system(file.as_fd()).map_err(|error| failed(("fstatfs", error)))?;
-        let (kind, page_bytes) = match system {
-            FileSystem::Tmpfs => (Kind::Tmpfs, PAGE_BYTES),
-            FileSystem::Hugetlbfs { page_bytes } => (Kind::Hugetlbfs, page_bytes),
-            FileSystem::Other => (Kind::File, PAGE_BYTES),
-        };
+        let (kind, page_bytes) = system.kind();
         Self::check_length(&name, len_bytes, page_bytes)?;
         let status = file.metadata().map_err(|error| failed(("fstat", error)))?;
-        let rule = match status.len() < len_bytes {
+        let rule = match status.len() {
             _ if !status.is_file() => Some("what is to be shared is not a regular file"),
-            true => Some("the file is shorter than the block"),
-            false => None,
+            bytes if bytes < len_bytes => Some("the file is shorter than the block"),
+            _ => None,
         };
         if let Some(rule) = rule {
             return Err(RamError::External { block: name, rule });

@@ -10,8 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use crate::mapping::{FileRange, Kind, Under};
-use crate::sys::{self, FileSystem};
-use crate::{PAGE_BYTES, RamBlock, RamError, SharedFile};
+use crate::sys;
+use crate::{RamBlock, RamError, SharedFile};
 
 /// Memory of another process in the place of a block's own. Dropped, it goes, and the block's own memory is there again as it was.
 #[derive(Debug)]
@@ -101,11 +101,7 @@ impl RamBlock {
             return refuse("it is no memfd and no regular file".to_owned());
         }
         let system = sys::file_system(file.as_fd()).map_err(|error| self.system("fstatfs", error))?;
-        let (kind, page_bytes) = match system {
-            FileSystem::Tmpfs => (Kind::Tmpfs, PAGE_BYTES),
-            FileSystem::Hugetlbfs { page_bytes } => (Kind::Hugetlbfs, page_bytes),
-            FileSystem::Other => (Kind::File, PAGE_BYTES),
-        };
+        let (kind, page_bytes) = system.kind();
         if page_bytes != self.page_bytes() {
             let ours = self.page_bytes();
             return refuse(format!("its pages have {page_bytes} bytes, and this machine's have {ours}"));

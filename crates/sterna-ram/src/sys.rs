@@ -7,6 +7,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general::{page_region, pm_scan_arg};
 
+use crate::PAGE_BYTES;
+use crate::mapping::Kind;
+
 /// `_IOWR('f', 16, struct pm_scan_arg)`; linux-raw-sys has the structure but not the number.
 const PAGEMAP_SCAN: libc::c_ulong =
     (3 << 30) | ((size_of::<pm_scan_arg>() as libc::c_ulong) << 16) | (0x66 << 8) | 16;
@@ -31,6 +34,17 @@ pub(crate) enum FileSystem {
     Tmpfs,
     Hugetlbfs { page_bytes: u64 },
     Other,
+}
+
+impl FileSystem {
+    /// What a shared mapping of a file there is, and bytes in its pages.
+    pub(crate) fn kind(self) -> (Kind, u64) {
+        match self {
+            Self::Tmpfs => (Kind::Tmpfs, PAGE_BYTES),
+            Self::Hugetlbfs { page_bytes } => (Kind::Hugetlbfs, page_bytes),
+            Self::Other => (Kind::File, PAGE_BYTES),
+        }
+    }
 }
 
 /// Asks on which file system a file is; memfds are on tmpfs or hugetlbfs.

@@ -198,7 +198,7 @@ fn resume(migration: &Migration, incoming: &Incoming) {
 fn huge_pages_of_1_gib_move_before_and_after_the_guest() {
     let blocks = vec![("ram".to_owned(), 1 << 30)];
     let config = ProcessConfig { backing: Backing::Huge1G, blocks, ..small() };
-    let (lanes, multifd) = common::multifd(2);
+    let (lanes, _) = common::multifd(2);
     let mut ways = vec![(common::parameters(), Capabilities::default(), false)];
     if let Some(on) = postcopy() {
         let with_lanes = Capabilities { multifd: true, ..on };
@@ -208,7 +208,6 @@ fn huge_pages_of_1_gib_move_before_and_after_the_guest() {
             (lanes, with_lanes, true),
         ]);
     }
-    assert!(multifd.multifd);
     for (params, capabilities, breaks) in ways {
         let (Ok(source), Ok(target)) =
             (ProcessGuest::boot(config.clone()), ProcessGuest::waiting(config.clone()))
