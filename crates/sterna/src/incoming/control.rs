@@ -28,6 +28,8 @@ use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(50);
+/// How long it may take until it is heard here that a source has closed its channels.
+const CLOSING: Duration = Duration::from_millis(500);
 /// How long a source may be silent between EOF and the end of the description, or its closing.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -185,7 +187,7 @@ impl Control {
     fn perform(&mut self, driver: &Driver<Destination>, action: Action) {
         match action {
             Action::FinishLoading => self.finish_loading(driver),
-            Action::AcquireHooks => self.acquire_hooks(),
+            Action::AcquireHooks => self.acquire_hooks(driver),
             Action::SendPong => self.answer_prepare(),
             Action::StartGuest => self.start_guest(),
             Action::SayStarted => self.say_started(driver),
@@ -273,7 +275,7 @@ impl Control {
         }
     }
 
-    fn acquire_hooks(&mut self) {
+    fn acquire_hooks(&mut self, driver: &Driver<Destination>) {
         for hook in self.shared.target.hooks().into_iter().skip(self.acquired.len()) {
             let name = hook.name();
             let acquired = tried(&format!("Hook::acquire of {name}"), || hook.acquire());
@@ -282,13 +284,23 @@ impl Control {
                     // Perhaps it holds something anyway, which the source is about to take back.
                     self.give_back(hook.as_ref());
                 }
-                self.shared.note_error(error);
+                if !self.is_lost_soon(driver) {
+                    self.shared.note_error(error);
+                }
                 return self.shared.report(Fed::HookAcquireFailed);
             }
             self.acquired.push(hook);
         }
         self.left_held = false;
         self.shared.report(Fed::HooksAcquired);
+    }
+
+    /// A hook could not be acquired. A source that has lost the connection takes its hooks back, and comes again; it closes its
+    /// channels before: whether that is so is heard here.
+    fn is_lost_soon(&self, driver: &Driver<Destination>) -> bool {
+        let may_be = |machine: &Destination| machine.would_suspend() || machine.state() == State::Suspending;
+        // What is to be done about it is an action.
+        driver.inspect(may_be) && !matches!(driver.wait(CLOSING, || None::<()>), Waited::TimedOut)
     }
 
     /// One that cannot be given back keeps no other from it.

@@ -1,5 +1,10 @@
 //! Cuts while the guest stands: it runs on at the source, and the switchover is tried again.
 
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+
+use sterna::{Hook, VmError};
+
 use super::*;
 use crate::common::{multifd, parameters};
 use crate::support::small;
@@ -46,6 +51,45 @@ fn guest_survives_the_loss_of_the_answer_to_prepare() {
         let filter = at_prepare(Way::Back, false);
         survives(surviving(settings), filter);
     }
+}
+
+/// Cannot be acquired at first, and tells that.
+struct TakenBack(Mutex<Option<Sender<()>>>);
+
+impl Hook for TakenBack {
+    fn name(&self) -> String {
+        "lease".to_owned()
+    }
+    fn release(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn take_back(&self) -> Result<(), VmError> {
+        Ok(())
+    }
+    fn acquire(&self) -> Result<(), VmError> {
+        match self.0.lock().unwrap().take() {
+            Some(tell) => {
+                tell.send(()).unwrap();
+                Err(VmError::new("acquire the lease", "the source holds it"))
+            }
+            None => Ok(()),
+        }
+    }
+    fn give_back(&self) {}
+}
+
+#[test]
+fn guest_survives_a_hook_that_the_source_took_back_before_its_loss_was_heard() {
+    let (source, target) = common::pair(&small());
+    let (tell, told) = channel();
+    target.add_hook(Arc::new(TakenBack(Mutex::new(Some(tell)))));
+    let (params, capabilities) = surviving(multifd(2));
+    let vms = (TestVm::new(source), TestVm::new(target));
+    let bench = Bench::between(vms, (&params, &params), capabilities, Box::new(|_, _, _, _| Verdict::Pass));
+    told.recv_timeout(WINDOW).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    bench.proxy.cut();
+    assert_eq!(bench.arrives(), 1);
 }
 
 #[test]
