@@ -99,7 +99,8 @@ pub trait DeviceStream: Send + Sync {
     /// Destination: a stream will come.
     fn begin_load(&self) -> Result<(), VmError>;
 
-    /// Destination: the next bytes of the stream. They are the peer's and may be anything: check them.
+    /// Destination: the next bytes of the stream. They are the peer's and may be anything: check them. The guest's memory may come later:
+    /// loading does not touch it.
     fn write(&self, bytes: &[u8]) -> Result<(), VmError>;
 
     /// Destination: the stream has ended; `configuration` is what [`DeviceStream::configuration`] returned. Checks that

@@ -73,13 +73,6 @@ pub trait Vm: Send + Sync {
     }
 }
 
-/// What of the VM needs all of the guest's memory before the guest runs: another process has it mapped and would see zeros, or
-/// a device has state that moves with the memory.
-pub(crate) fn needs_all_memory<V: Vm + ?Sized>(vm: &V) -> Option<String> {
-    let with_stream = || vm.devices().into_iter().find(|device| device.stream().is_some());
-    vm.shares_ram_with().or_else(|| with_stream().map(|device| format!("device {:?}", device.name())))
-}
-
 /// Descriptors that go with the guest's memory to another process on the same host.
 pub trait HostDescriptors: Send + Sync {
     /// What they are, the same on both sides. With [`HostDescriptors::instance`] it finds the destination's counterpart.

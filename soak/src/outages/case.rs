@@ -54,7 +54,7 @@ pub(super) struct Case {
     /// Kind, seed and number: what it is made from.
     pub(super) origin: (Kind, u64, u64),
     pub(super) guest: ProcessConfig,
-    /// Devices with large state: in precopy, where there are lanes.
+    /// Devices with large state, where there are lanes.
     pub(super) banks: Vec<StateBankConfig>,
     pub(super) lanes: u8,
     pub(super) preempt: bool,
@@ -82,9 +82,8 @@ impl Case {
         let lanes = random.u8(..5);
         let compressions = [Compression::None, Compression::Zlib, Compression::Zstd];
         let compression = if lanes == 0 { Compression::None } else { compressions[random.usize(..3)] };
-        // In postcopy they are refused by name.
-        let has_no_banks = lanes == 0 || kind == Kind::Postcopy;
-        let count = if has_no_banks || random.u8(..4) > 0 { 0 } else { 1 + random.u64(..2) };
+        // On the main channel a loss ends the migration.
+        let count = if lanes == 0 || random.u8(..4) > 0 { 0 } else { 1 + random.u64(..2) };
         let banks = banks(&mut random, count);
         let megabytes = |random: &mut fastrand::Rng| [16, 64, 256, 0][random.usize(..4)] << 20;
         let mut case = Self {

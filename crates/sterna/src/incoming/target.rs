@@ -50,8 +50,8 @@ pub(crate) trait Target: Send + Sync {
     fn can_run_early(&self) -> bool {
         false
     }
-    /// A device that needs all of the guest's memory before the guest runs.
-    fn needs_all_memory(&self) -> Option<String> {
+    /// What else has the guest's RAM mapped, and would see zeros where pages are missing.
+    fn shares_ram_with(&self) -> Option<String> {
         None
     }
     /// The threads of the guest's vCPUs (`gettid(2)`).

@@ -121,8 +121,8 @@ impl Target for VmTarget {
         true
     }
 
-    fn needs_all_memory(&self) -> Option<String> {
-        crate::vm::needs_all_memory(self.vm.as_ref())
+    fn shares_ram_with(&self) -> Option<String> {
+        self.vm.shares_ram_with()
     }
 
     fn threads_of_vcpus(&self) -> Vec<u32> {

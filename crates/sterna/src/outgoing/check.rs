@@ -87,7 +87,7 @@ pub(super) fn check_postcopy(
     if let Some((_, what)) = excluded.into_iter().find(|(is_set, _)| *is_set) {
         return Err(SettingsError::PostcopyExcludes { what });
     }
-    match crate::vm::needs_all_memory(vm) {
+    match vm.shares_ram_with() {
         Some(device) => Err(SettingsError::PostcopyExcludesDevice { device }),
         None => Ok(()),
     }

@@ -66,7 +66,7 @@ pub(super) fn check(
     if !target.can_run_early() {
         return Err(SettingsError::PostcopyExcludes { what: "a guest that does not arrive in a VM" }.into());
     }
-    if let Some(device) = target.needs_all_memory() {
+    if let Some(device) = target.shares_ram_with() {
         return Err(SettingsError::PostcopyExcludesDevice { device }.into());
     }
     let refused = |error: MissingPagesError| StartError::Postcopy(error.to_string());

@@ -55,6 +55,10 @@ impl Control {
         if !shared.postcopy.is_wanted() {
             return Ok(false);
         }
+        // Their initial bytes do not belong into the pause.
+        if self.streams.as_ref().is_some_and(|streams| !streams.are_read_once()) {
+            return Ok(false);
+        }
         self.hints.stop();
         if shared.capabilities.postcopy_preempt && self.preempt.is_none() {
             self.preempt = Some(connect_preempt(&shared, self.reconnecting.session)?);
@@ -136,13 +140,23 @@ impl Control {
     pub(super) fn send_final_state_of_postcopy(&mut self) -> Result<(), Break> {
         let (shared, main) = (Arc::clone(&self.shared), self.main()?);
         self.rounds()?.open_last();
-        let unsent = self.end_rounds()?;
+        if let Some(streams) = &self.streams {
+            streams.finish();
+        }
+        self.flush_rounds()?;
+        self.sync()?;
+        self.step(SwitchoverStep::LastSync);
+        // Unsent, or written since.
+        let unsent = self.rounds()?.unsent();
+        round_up(&shared.ram, &unsent);
         let mut rest = DirtyBitmaps::new(&shared.ram);
         rest.or_from(&unsent);
         if let Some(dropped) = &self.dropped {
             rest.drop_reported(dropped);
         }
         self.step(SwitchoverStep::LastPages);
+        self.send_streams()?;
+        self.end_rounds();
         MigrationError::check_memory(&shared.ram)?;
         let sections = self.collect_devices()?;
         let is_sterna = shared.driver.inspect(Source::peer).sterna;
@@ -170,21 +184,27 @@ impl Control {
         Ok(())
     }
 
-    /// Lanes send no page more. Gives the pages that the destination lacks: unsent, or written since.
-    fn end_rounds(&mut self) -> Result<DirtyBitmaps, Break> {
-        let shared = Arc::clone(&self.shared);
-        self.flush_rounds()?;
+    /// Lanes send no page more before the guest runs, and no chunk.
+    fn end_rounds(&self) {
+        let shared = &self.shared;
         let peer = shared.driver.inspect(Source::peer);
         let takes_lanes = peer.sterna && Features(peer.features).contains(Features::POSTCOPY_LANES);
         if shared.capabilities.multifd && takes_lanes {
             shared.postcopy.keep_lanes();
         }
         shared.lanes.queue.end();
-        self.sync()?;
-        self.step(SwitchoverStep::LastSync);
-        let unsent = self.rounds()?.unsent();
-        round_up(&shared.ram, &unsent);
-        Ok(unsent)
+    }
+
+    /// What remains of devices' streams. The destination loads them before it prepares, and needs no page for that.
+    fn send_streams(&mut self) -> Result<(), Break> {
+        let main = self.main()?;
+        let Some(streams) = &self.streams else { return Ok(()) };
+        match streams.on_lanes() {
+            Some(_) => streams.await_lanes(&mut self.waits)?,
+            None => streams.send_in_turn(&mut self.waits, &main)?,
+        }
+        self.step(SwitchoverStep::Streams);
+        Ok(())
     }
 
     /// Writes the flushes of rounds that lanes have left.

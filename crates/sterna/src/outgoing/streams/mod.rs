@@ -420,6 +420,11 @@ impl DeviceStreams {
         in_parallel(&self.streams.devices, "stop", |device| device.stop())
     }
 
+    /// Whether all that could be read while the devices run, initial bytes among it, was read once.
+    pub(super) fn are_read_once(&self) -> bool {
+        self.streams.state.lock().savers.iter().all(|saver| saver.is_tried)
+    }
+
     /// Lets the save threads read what remains; it is sent beside the last pages.
     pub(super) fn finish(&self) {
         self.streams.give(Order::Finish);

@@ -83,7 +83,7 @@ fn postcopy_with_everything_that_goes_with_it() {
         for capabilities in throttled(Capabilities { switchover_ack: true, multifd: true, ..on }) {
             for multifd_compression in [Compression::Zstd, Compression::Zlib] {
                 let params = Parameters { multifd_channels: 2, multifd_compression, ..slow() };
-                let Some([source, target]) = machines(&config, false) else { continue };
+                let Some([source, target]) = machines(&config, true) else { continue };
                 let theirs = with_tls(&params, certificates.path(), TlsEndpoint::Server);
                 let incoming = vm::listen(&target, &theirs, capabilities);
                 let ours = with_tls(&params, certificates.path(), TlsEndpoint::Client);

@@ -105,15 +105,6 @@ const PAIRS: &[Pair] = &[
         s.postcopy();
         s.same_host();
     }),
-    ("postcopy", "device streams", "needs all of the guest's memory at once", |s| {
-        s.postcopy();
-        s.has_stream = true;
-    }),
-    ("postcopy", "device streams", "needs all of the guest's memory at once", |s| {
-        s.side = Side::Destination;
-        s.postcopy();
-        s.has_stream = true;
-    }),
     ("postcopy", "vhost-user", "needs all of the guest's memory at once", |s| {
         s.postcopy();
         s.shares_ram = true;

@@ -10,6 +10,7 @@ mod peer;
 mod recovery;
 mod report;
 mod source;
+mod streams;
 mod whole;
 
 use std::sync::Arc;

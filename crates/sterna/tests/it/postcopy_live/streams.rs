@@ -1,0 +1,216 @@
+//! Devices with a stream, of a guest that goes on before its pages are there: all of it has come and is loaded before the guest runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sterna::{
+    Arrival, Capabilities, Compression, Event, Incoming, Migration, MigrationError, Outcome, Parameters,
+    RunState, SourceVm, Status, WaitLimits,
+};
+use sterna_wire::extension;
+use sterna_wire::main::Command;
+
+use super::peer::HandMadeSource;
+use super::recovery::trickle;
+use super::{capabilities, config, slow};
+use crate::common::{self, Log};
+use crate::support::bank::{Bank, Calls};
+use crate::support::proxy::{Proxy, Verdict};
+use crate::support::vm::GUEST_STOPS;
+use crate::support::{TestVm, eventually, until_status, vm};
+
+/// Instance, seed, bytes, and how many of them can be read while it runs.
+const BANKS: [(u32, u64, u64, u64); 2] = [(0, 7, 12 << 20, 8 << 20), (1, 8, 3 << 20, 0)];
+
+/// A guest that writes and has two such devices, and the place for it.
+struct Machines {
+    source: Arc<TestVm>,
+    target: Arc<TestVm>,
+    /// What the devices of either side were told.
+    calls: [Calls; 2],
+}
+
+impl Machines {
+    fn new() -> Self {
+        let calls = [Calls::default(), Calls::default()];
+        let banks = BANKS.map(|(instance, seed, bytes, running)| {
+            Arc::new(Bank::new(instance, seed, bytes, running, &calls[0]))
+        });
+        let waiting = banks.iter().map(|bank| Arc::new(bank.waiting(&calls[1]))).collect();
+        let (source, target) = common::pair(&config());
+        let source = TestVm::with_banks(source, banks.to_vec());
+        Self { source, target: TestVm::with_banks(target, waiting), calls }
+    }
+
+    /// Between these two, over a proxy, switched at once.
+    fn switch(&self, params: &Parameters, on: Capabilities) -> Switched {
+        let incoming = vm::listen(&self.target, params, on);
+        let proxy = Proxy::new(&incoming.address(), Box::new(|_, _, _, _| Verdict::Pass));
+        let told = Arc::new(Log::default());
+        let migration = vm::start(&self.source, &proxy.address(), params, on, told.clone());
+        migration.start_postcopy().unwrap();
+        Switched { incoming, migration, proxy, told }
+    }
+
+    /// All is at the destination, and nothing runs at the source.
+    fn assert_arrived(&self, switched: &Switched) {
+        let (outcome, arrival) = (switched.migration.wait(), switched.incoming.wait());
+        common::assert_arrived(&outcome, &arrival, &self.target.guest);
+        assert!(switched.incoming.statistics().postcopy.is_some(), "it ran early");
+        for (bank, (_, _, bytes, _)) in self.target.banks.iter().zip(BANKS) {
+            assert!(bank.runs() && bank.position() == bytes, "{} of {bytes} bytes", bank.position());
+        }
+        assert!(self.source.banks.iter().all(|bank| !bank.runs()));
+        let streams = switched.migration.statistics().streams;
+        let bytes: Vec<_> = streams.iter().map(|stream| stream.bytes).collect();
+        assert_eq!(bytes, BANKS.map(|(_, _, bytes, _)| bytes));
+    }
+}
+
+struct Switched {
+    incoming: Incoming,
+    migration: Migration,
+    proxy: Proxy,
+    told: Arc<Log>,
+}
+
+/// Over the main channel alone, and over multifd channels.
+fn ways(preempt: bool) -> Option<Vec<(Parameters, Capabilities)>> {
+    let on = capabilities(preempt)?;
+    let lanes = |count, multifd_compression| {
+        let params = Parameters { multifd_channels: count, multifd_compression, ..slow() };
+        (params, Capabilities { multifd: true, ..on })
+    };
+    Some(vec![
+        (slow(), on),
+        lanes(1, Compression::Zlib),
+        lanes(2, Compression::Zstd),
+        lanes(4, Compression::None),
+    ])
+}
+
+#[test]
+fn devices_state_comes_before_the_guest_runs_and_its_pages_follow() {
+    for preempt in [false, true] {
+        let Some(ways) = ways(preempt) else { return };
+        for (params, on) in ways {
+            let machines = Machines::new();
+            machines.assert_arrived(&machines.switch(&params, on));
+
+            let loads = machines.calls[1].lock().unwrap();
+            let last_load = loads.iter().rposition(|(_, call)| *call == "finish_load").unwrap();
+            let first_run = loads.iter().position(|(_, call)| *call == "run").unwrap();
+            assert!(last_load < first_run, "{loads:?}");
+        }
+    }
+}
+
+#[test]
+fn initial_bytes_are_read_while_the_guest_runs_however_early_the_switch_is_wanted() {
+    let Some(on) = capabilities(true) else { return };
+    let machines = Machines::new();
+    // The device is slower than the switch.
+    *machines.source.banks[0].read_delay.lock().unwrap() = Duration::from_millis(5);
+    let params = Parameters { multifd_channels: 2, ..slow() };
+    let switched = machines.switch(&params, Capabilities { multifd: true, ..on });
+    machines.assert_arrived(&switched);
+
+    let calls = machines.calls[0].lock().unwrap();
+    let stop = calls.iter().position(|(_, call)| *call == GUEST_STOPS).unwrap();
+    let (before, behind) = calls.split_at(stop);
+    let count = |calls: &[(u32, &str)], name| calls.iter().filter(|(_, call)| *call == name).count();
+    assert!(count(before, "read running") >= 32 && count(before, "read stopped") == 0, "{before:?}");
+    assert_eq!(count(behind, "read running"), 0);
+    assert!(count(behind, "read stopped") > 0);
+    let streams = switched.migration.statistics().streams;
+    assert_eq!(streams[0].running_bytes, 8 << 20);
+}
+
+#[test]
+fn device_that_is_loaded_slowly_waits_for_no_page() {
+    let Some(on) = capabilities(true) else { return };
+    for multifd in [false, true] {
+        let machines = Machines::new();
+        for bank in &machines.target.banks {
+            *bank.load_delay.lock().unwrap() = Duration::from_millis(10);
+        }
+        let params = Parameters { multifd_channels: 2, ..trickle() };
+        let switched = machines.switch(&params, Capabilities { multifd, ..on });
+        eventually("the guest runs there", || machines.target.guest.run_state() == RunState::Running);
+        // The devices were first.
+        assert!(machines.target.banks.iter().all(|bank| bank.runs()));
+        let missing = switched.incoming.statistics().postcopy.unwrap().missing_pages;
+        assert!(missing > 0, "no page was there when they were loaded");
+        switched.migration.set_live(|params| params.max_postcopy_bandwidth_bytes = 0).unwrap();
+        machines.assert_arrived(&switched);
+    }
+}
+
+#[test]
+fn call_that_fails_before_the_commit_leaves_the_guest_and_its_devices_at_the_source() {
+    let Some(ways) = ways(true) else { return };
+    let calls = [
+        (0, ["quiesce", "stop", "read stopped", "configuration"]),
+        (1, ["begin_load", "write", "finish_load", "run"]),
+    ];
+    for (params, on) in [&ways[0], &ways[3]] {
+        for (side, call) in
+            calls.into_iter().flat_map(|(side, calls)| calls.into_iter().map(move |call| (side, call)))
+        {
+            let machines = Machines::new();
+            let fails = [&machines.source, &machines.target][side].banks[1].clone();
+            fails.fail(Some(call));
+            let switched = machines.switch(params, *on);
+            let (outcome, arrival) = (switched.migration.wait(), switched.incoming.wait());
+            assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{call}: {outcome:?}");
+            assert!(matches!(arrival, Arrival::Failed(_)), "{call}: {arrival:?}");
+            let named = [format!("{outcome:?}"), format!("{arrival:?}")][side].contains("instance 1");
+            assert!(named, "{call}: {outcome:?} {arrival:?}");
+            assert_eq!(machines.source.guest.run_state(), RunState::Running, "{call}");
+            assert!(machines.source.banks.iter().all(|bank| bank.runs()), "{call}");
+
+            // The next one takes them along.
+            fails.fail(None);
+            drop(switched);
+            machines.assert_arrived(&machines.switch(params, *on));
+        }
+    }
+}
+
+#[test]
+fn stream_that_did_not_come_is_named_before_the_guest_runs() {
+    let Some(on) = capabilities(false) else { return };
+    for lanes in [0, 2] {
+        let machines = Machines::new();
+        let limits = WaitLimits { stall: Duration::from_secs(1), ..WaitLimits::default() };
+        let params = Parameters { multifd_channels: 2, limits, ..slow() };
+        let incoming = vm::listen(&machines.target, &params, Capabilities { multifd: lanes > 0, ..on });
+        let mut source = HandMadeSource::of(&machines.source.guest, &incoming.address()).with_lanes(lanes);
+        source.open_as_sterna();
+        source.hear_pong(0x10);
+        source.discard_all();
+        let devices = source.devices();
+        source.package(&devices, &[Command::Ping(extension::PREPARE_PING)]);
+
+        let arrival = incoming.wait();
+        let Arrival::Failed(MigrationError::PeerMisbehaved { what }) = arrival else {
+            panic!("{arrival:?}");
+        };
+        assert!(what.contains("\"bank\", instance 0: the source sent no part of its stream"), "{what}");
+        assert_eq!(*machines.target.starts.lock().unwrap(), 0);
+    }
+}
+
+#[test]
+fn guest_whose_connection_breaks_goes_on_with_its_devices() {
+    let Some(on) = capabilities(true) else { return };
+    let params = Parameters { multifd_channels: 2, reconnect_window: Duration::from_secs(60), ..trickle() };
+    let machines = Machines::new();
+    let switched = machines.switch(&params, Capabilities { multifd: true, ..on });
+    until_status(&switched.migration, Status::PostcopyActive);
+    switched.proxy.cut();
+    let recovered = |event: &Event| matches!(event, Event::Status(Status::PostcopyRecover));
+    eventually("the recovery", || switched.told.events().iter().any(recovered));
+    switched.migration.set_live(|params| params.max_postcopy_bandwidth_bytes = 0).unwrap();
+    machines.assert_arrived(&switched);
+}
