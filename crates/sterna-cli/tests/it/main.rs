@@ -12,6 +12,7 @@ mod dirty_limit;
 mod exit_statuses;
 mod peer;
 mod postcopy;
+mod postcopy_devices;
 mod protect;
 mod protect_devices;
 mod rdma;

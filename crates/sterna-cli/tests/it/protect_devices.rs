@@ -84,8 +84,8 @@ impl Deref for Pair {
     }
 }
 
-/// The ledger's VM, with a disk and a card.
-fn run(site: &Site, side: &str, more: &[&str]) -> Process {
+/// The ledger's VM, with a disk that migrates and a card.
+pub fn run(site: &Site, side: &str, more: &[&str]) -> Process {
     let disk = site.path(&format!("{side}.img"));
     File::create(&disk).unwrap().set_len(ledger::DISK_BYTES).unwrap();
     std::fs::write(site.path("ledger"), ledger::image()).unwrap();
@@ -116,17 +116,26 @@ impl Pair {
     }
 
     fn disk(&self, side: &str) -> Vec<u8> {
-        std::fs::read(self.path(&format!("{side}.img"))).unwrap()
+        disk(&self.site, side)
     }
 
-    /// The numbers that the guest has printed there, in whole lines.
     fn lines(&self, side: &str) -> Vec<u64> {
-        let text = std::fs::read_to_string(self.path(&format!("{side}.out"))).unwrap();
-        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        // A survivor may begin within a line.
-        let whole = whole.lines().skip_while(|line| line.len() < 16);
-        whole.map(|line| u64::from_str_radix(line, 16).expect("a number")).collect()
+        lines(&self.site, side)
     }
+}
+
+/// What lies on that side's disk.
+pub fn disk(site: &Site, side: &str) -> Vec<u8> {
+    std::fs::read(site.path(&format!("{side}.img"))).unwrap()
+}
+
+/// The numbers that the guest has printed there, in whole lines.
+pub fn lines(site: &Site, side: &str) -> Vec<u64> {
+    let text = std::fs::read_to_string(site.path(&format!("{side}.out"))).unwrap();
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    // A survivor may begin within a line.
+    let whole = whole.lines().skip_while(|line| line.len() < 16);
+    whole.map(|line| u64::from_str_radix(line, 16).expect("a number")).collect()
 }
 
 #[test]
