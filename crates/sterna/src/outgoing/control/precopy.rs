@@ -29,6 +29,8 @@ use crate::vm::RunState;
 
 /// Probes of the destination are this far apart at least.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
+/// How often it is looked whether a switch to postcopy that is wanted has become possible.
+const SWITCH_LOOK: Duration = Duration::from_millis(10);
 /// How often the effect of dirty limits is noted for readers.
 const LIMIT_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -236,8 +238,11 @@ impl Control {
         let round = Arc::clone(self.rounds()?.round());
         let was_rearmed = self.rearmed_seen == round.number();
         let began = Instant::now();
-        let patience = wake_at.saturating_sub(shared.statistics.lock().clock()).min(WINDOW);
-        let is_due = || !was_rearmed && round.is_rearmed() || shared.postcopy.is_wanted();
+        // The switch may be wanted and not possible yet.
+        let is_waiting = shared.postcopy.is_wanted();
+        let longest = if is_waiting { SWITCH_LOOK } else { WINDOW };
+        let patience = wake_at.saturating_sub(shared.statistics.lock().clock()).min(longest);
+        let is_due = || !was_rearmed && round.is_rearmed() || !is_waiting && shared.postcopy.is_wanted();
         let came = self.waits.at_most(patience, || is_due().then_some(()))?;
         let mut snapshot = self.rounds()?.snapshot();
         if came.is_some() && round.is_rearmed() {
