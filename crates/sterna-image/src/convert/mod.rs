@@ -10,7 +10,7 @@
 //! The machine is never touched: devices and other opaque bytes go over as they are; only the list of
 //! capabilities and what the description says of it follow the form (`specs/mapped-ram.md §7`).
 //!
-//! What goes over is checked as it passes, by the rules of [`verify`](crate::tools::verify): a damaged image is refused
+//! What goes over is checked as it passes, by the rules of [`verify`]: a damaged image is refused
 //! ([`ImageError::Damaged`]) unless [`ConvertOptions::force_damaged`] says otherwise, and then [`Converted::damage`] says what
 //! was left as it is. Nothing is read twice for that but bitmaps and heads, and a legacy file that goes into a
 //! pipe, which is checked before the first byte. From a pipe into a pipe the end of the stream is held back until it is judged:

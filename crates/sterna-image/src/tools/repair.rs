@@ -6,7 +6,7 @@
 //! would bring back stale pages, so nothing else is touched (§7.5).
 //!
 //! A repair in place that is interrupted leaves an image that nobody reads, until the next repair finishes it
-//! ([`in_place`]). Where such an image has RAM's END, only its magic can have been wrong, and only that is repaired.
+//! (`in_place`). Where such an image has RAM's END, only its magic can have been wrong, and only that is repaired.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
