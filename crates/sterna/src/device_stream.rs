@@ -22,7 +22,8 @@
 //! ```
 //!
 //! Each device has a thread of its own that reads or writes; while it is inside a call, the engine makes no other
-//! call to that stream (the device's small section may be loaded meanwhile). Transitions (quiesce, stop, run) of all
+//! call to that stream (the device's small section may be loaded meanwhile). Until it runs, loading does not touch the guest's
+//! memory: that comes beside the stream, and in postcopy after it. Transitions (quiesce, stop, run) of all
 //! devices run in parallel. No call may block without limit:
 //! a call that waits for another process gives up after a time limit and names the device. (Calls of the kernel's own
 //! drivers cannot be given up; they are trusted to return.)
@@ -99,8 +100,7 @@ pub trait DeviceStream: Send + Sync {
     /// Destination: a stream will come.
     fn begin_load(&self) -> Result<(), VmError>;
 
-    /// Destination: the next bytes of the stream. They are the peer's and may be anything: check them. The guest's memory may come later:
-    /// loading does not touch it.
+    /// Destination: the next bytes of the stream. They are the peer's and may be anything: check them.
     fn write(&self, bytes: &[u8]) -> Result<(), VmError>;
 
     /// Destination: the stream has ended; `configuration` is what [`DeviceStream::configuration`] returned. Checks that

@@ -29,7 +29,7 @@ use crate::vm::RunState;
 
 const PATIENCE: Duration = Duration::from_millis(50);
 /// How long it may take until it is heard here that a source has closed its channels.
-const CLOSING: Duration = Duration::from_millis(500);
+const CLOSING: Duration = Duration::from_secs(1);
 /// How long a source may be silent between EOF and the end of the description, or its closing.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 

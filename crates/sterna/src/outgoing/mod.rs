@@ -132,6 +132,8 @@ impl Migration {
     }
 
     /// Lets the guest go on at the destination as soon as possible, before its pages are there (QMP's `migrate-start-postcopy`).
+    /// What can be read of its devices' streams while it runs is read before, as long as that gets less; precopy that ends
+    /// meanwhile ends the migration.
     ///
     /// # Errors
     /// [`Refusal`] without [`Capabilities::postcopy_ram`], and when the guest is being handed over already.

@@ -30,6 +30,10 @@ pub struct Bank {
     /// Bytes per second that it expects of itself.
     pub expects: Mutex<Option<u64>>,
     pub calls: Calls,
+    /// So many bytes of the rest can be read while it runs, too, each time when it was read to what could be.
+    pub changes: Mutex<Vec<u64>>,
+    /// Bytes that could be read while it runs, those of `changes` among them.
+    readable: AtomicU64,
     state: Mutex<State>,
     /// Bytes read or written.
     at: AtomicU64,
@@ -64,6 +68,8 @@ impl Bank {
             claims: Mutex::new(None),
             expects: Mutex::new(None),
             calls: Arc::clone(calls),
+            changes: Mutex::default(),
+            readable: AtomicU64::new(running_bytes.min(bytes)),
             state: Mutex::new(State::Running),
             at: AtomicU64::new(0),
             inside: AtomicU32::new(0),
@@ -151,9 +157,11 @@ impl DeviceStream for Bank {
         self.call("remaining", || {
             let at = self.at.load(Ordering::SeqCst);
             let initial_bytes = self.running_bytes.saturating_sub(at);
-            let stopped_bytes = self.bytes - self.running_bytes.max(at);
+            let readable = self.readable.load(Ordering::SeqCst);
+            let dirty_bytes = readable.saturating_sub(at) - initial_bytes;
+            let stopped_bytes = self.bytes - readable.max(at);
             let stopped_bytes = self.claims.lock().unwrap().unwrap_or(stopped_bytes);
-            Ok(RemainingState { initial_bytes, dirty_bytes: 0, stopped_bytes })
+            Ok(RemainingState { initial_bytes, dirty_bytes, stopped_bytes })
         })
     }
 
@@ -161,14 +169,18 @@ impl DeviceStream for Bank {
         let has_stopped = self.is(&[State::Stopped]);
         let name = if has_stopped { "read stopped" } else { "read running" };
         self.call(name, || {
-            let end = if has_stopped { self.bytes } else { self.running_bytes };
             let at = self.at.load(Ordering::SeqCst);
+            let end = if has_stopped { self.bytes } else { self.readable.load(Ordering::SeqCst) };
             let count = end.saturating_sub(at).min(to.len() as u64) as usize;
             fill(self.seed, at, &mut to[..count]);
             if !has_stopped {
                 std::thread::sleep(*self.read_delay.lock().unwrap());
             }
             self.at.fetch_add(count as u64, Ordering::SeqCst);
+            if at < end && at + count as u64 == end && !has_stopped {
+                let changed = self.changes.lock().unwrap().pop().unwrap_or(0);
+                self.readable.store((end + changed).min(self.bytes), Ordering::SeqCst);
+            }
             self.calls.lock().unwrap().push((self.instance, HAS_READ));
             Ok(count)
         })

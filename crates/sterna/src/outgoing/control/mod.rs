@@ -111,6 +111,9 @@ pub(super) struct Control {
     /// What the destination has been told to drop before the guest stopped for the switch.
     dropped: Option<DirtyBitmaps>,
     page_sender: Option<PageSender>,
+    /// Since when the switch to postcopy waits for devices, and whether that was told.
+    switch_awaited: Option<Instant>,
+    switch_is_told: bool,
     /// Where memory is written by RDMA; and, once pages move, what is registered.
     rdma: Option<Arc<RdmaSource>>,
     rdma_work: Option<Arc<Work>>,
@@ -150,6 +153,8 @@ impl Control {
             package: Vec::new(),
             dropped: None,
             page_sender: None,
+            switch_awaited: None,
+            switch_is_told: false,
             rdma: None,
             rdma_work: None,
             workers: Workers::new(Arc::clone(&shared)),

@@ -19,6 +19,7 @@ use crate::outgoing::postcopy::package::{discards, package, round_up};
 use crate::outgoing::postcopy::recovery::say_hello;
 use crate::outgoing::postcopy::sender::PageSender;
 use crate::outgoing::shared::Shared;
+use crate::outgoing::streams::DeviceStreams;
 use crate::postcopy::answers::PACKAGE_PING;
 use crate::postcopy::page_sizes;
 use crate::threads::call;
@@ -29,6 +30,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 /// How long the channels may take to run empty, while the guest runs.
 const EMPTYING: Duration = Duration::from_secs(1);
+/// After so long an operator may wonder why the guest was not switched.
+const LONG_AWAITED: Duration = Duration::from_secs(5);
 /// So few pages are dropped in no time.
 const FEW_PAGES: u64 = 32;
 /// How often it is looked whether they have.
@@ -55,8 +58,8 @@ impl Control {
         if !shared.postcopy.is_wanted() {
             return Ok(false);
         }
-        // Their initial bytes do not belong into the pause.
-        if self.streams.as_ref().is_some_and(|streams| !streams.are_read_once()) {
+        if let Some(device) = self.streams.as_ref().and_then(DeviceStreams::unread) {
+            self.tell_what_is_awaited(&device);
             return Ok(false);
         }
         self.hints.stop();
@@ -77,11 +80,23 @@ impl Control {
         }
     }
 
+    /// What can be read of a device while the guest runs does not belong into the pause.
+    fn tell_what_is_awaited(&mut self, device: &str) {
+        let began = *self.switch_awaited.get_or_insert_with(Instant::now);
+        if !self.switch_is_told && began.elapsed() >= LONG_AWAITED {
+            self.switch_is_told = true;
+            let text = format!(
+                "the switch to postcopy waits: {device} is still being read while the guest runs, and would stand in the pause"
+            );
+            self.shared.tell(&Event::Warning(text));
+        }
+    }
+
     /// Waits, before the guest stops for the switch, until nothing lies before what a stopped guest waits for: lanes have sent the
     /// chunk that they had, and the network has delivered it. For [`EMPTYING`] at most.
     pub(super) fn let_channels_run_empty(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let Some(rounds) = self.rounds.as_ref().filter(|_| shared.postcopy.is_wanted()) else { return };
+        let Some(rounds) = self.rounds.as_ref().filter(|_| self.is_postcopy()) else { return };
         // Some lanes begin no round before the one before it was flushed.
         let flushed = shared.lanes.queue.last_flushed();
         let rounds = rounds.latest();
@@ -107,7 +122,7 @@ impl Control {
         self.dropped = None;
         let shared = Arc::clone(&self.shared);
         let is_sterna = shared.driver.inspect(Source::peer).sterna;
-        if self.rounds.is_none() || !shared.postcopy.is_wanted() || !is_sterna {
+        if self.rounds.is_none() || !self.is_postcopy() || !is_sterna {
             return Ok(());
         }
         self.flush_rounds()?;

@@ -212,9 +212,13 @@ impl Control {
             Output::GiveUp(standstill) => {
                 let why = slowdown::why_not(&self.shared, standstill);
                 if self.shared.params().non_convergence == NonConvergence::Postcopy {
-                    let text = format!("precopy does not converge ({why}): the guest goes on in postcopy");
-                    self.shared.tell(&Event::Warning(text));
-                    self.shared.postcopy.want();
+                    // The switch may wait for a device.
+                    if !self.shared.postcopy.is_wanted() {
+                        let text =
+                            format!("precopy does not converge ({why}): the guest goes on in postcopy");
+                        self.shared.tell(&Event::Warning(text));
+                        self.shared.postcopy.want();
+                    }
                     return Ok(None);
                 }
                 return Err(MigrationError::NotConverging { why }.into());

@@ -2,7 +2,8 @@
 //!
 //! Where a peer understands it, chunks move while the guest still runs: the initial bytes at once, what changes in
 //! them once a round. What remains is read when all devices have stopped, and save threads write it themselves. Without
-//! multifd channels (the main channel alone, a file) the streams follow each other on the main channel, after RAM.
+//! multifd channels (the main channel alone, a file) the streams follow each other on the main channel: after RAM, or in
+//! postcopy before the guest's pages follow it.
 //!
 //! A save thread calls its device only as far as the order of the moment ([`Order`]) lets it. The control thread, which
 //! makes all other calls, waits until they have left their devices: so no call to a device meets another.
@@ -39,6 +40,8 @@ pub(super) use outbox::{Chunk, Outbox};
 
 /// How old an answer to what a device has remaining may be.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
+/// So little need not be read once more while a device runs.
+const LITTLE_BYTES: u64 = 1 << 20;
 /// Less than this says nothing of a device's speed.
 const TELLING_BYTES: u64 = 8 << 20;
 
@@ -85,6 +88,8 @@ struct Progress {
     remaining: Option<RemainingState>,
     /// What could be read while the device ran was read once.
     is_tried: bool,
+    /// The last time so much less was left than before that reading once more leaves less.
+    is_shrinking: bool,
     /// Bytes per second that the device was seen to be read and loaded at, or that it expects.
     bytes_per_second: Option<u64>,
     /// By what it was seen: bytes, and the time that the device took for them on either side. Older ones count less.
@@ -420,12 +425,15 @@ impl DeviceStreams {
         in_parallel(&self.streams.devices, "stop", |device| device.stop())
     }
 
-    /// Whether all that could be read while the devices run, initial bytes among it, was read once.
-    pub(super) fn are_read_once(&self) -> bool {
-        self.streams.state.lock().savers.iter().all(|saver| saver.is_tried)
+    /// A device of which more is worth reading while it runs: it was not read yet, or much less was left after the last time than
+    /// before.
+    pub(super) fn unread(&self) -> Option<String> {
+        let state = self.streams.state.lock();
+        let index = state.savers.iter().position(|saver| !saver.is_tried || saver.is_shrinking)?;
+        Some(self.streams.devices[index].to_string())
     }
 
-    /// Lets the save threads read what remains; it is sent beside the last pages.
+    /// Lets the save threads read what remains; it is sent beside the last pages, if any come.
     pub(super) fn finish(&self) {
         self.streams.give(Order::Finish);
     }

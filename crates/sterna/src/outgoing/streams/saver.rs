@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sterna_wire::multifd::{DEVICE_STATE_PACKET_BYTES, DeviceChunk, DeviceChunkKind, DeviceStatePacket};
 
 use super::super::shared::Shared;
-use super::{Chunk, Order, Point, Progress, Streams, TELLING_BYTES};
+use super::{Chunk, LITTLE_BYTES, Order, Point, Progress, Streams, TELLING_BYTES};
 use crate::device_stream::{DeviceStream, RemainingState};
 use crate::error::{MigrationError, VmError};
 use crate::interruption::Break;
@@ -125,15 +125,19 @@ impl Saver<'_> {
         if remaining.initial_bytes == 0 && self.tells_initial {
             self.tell_initial()?;
         }
-        let mut budget = remaining.running_bytes();
+        let before = remaining.running_bytes();
+        let mut budget = before;
         while budget > 0 {
             match self.chunk(budget.min(self.chunk_bytes as u64) as usize)? {
                 Read::Sent { bytes, runs: true } => budget = budget.saturating_sub(bytes),
                 Read::Sent { runs: false, .. } | Read::Nothing => break,
             }
         }
-        self.ask_remaining()?;
-        self.note(|progress| progress.is_tried = true);
+        let left = self.ask_remaining()?.map_or(0, |remaining| remaining.running_bytes());
+        self.note(|progress| {
+            progress.is_tried = true;
+            progress.is_shrinking = left > LITTLE_BYTES && left < before / 4 * 3;
+        });
         Ok(())
     }
 

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterna::ram::Backing;
 use sterna::{
-    Arrival, Capabilities, Compression, Event, Incoming, Migration, MigrationError, Outcome, Parameters,
-    RunState, SourceVm, Status, WaitLimits,
+    Arrival, Capabilities, Compression, Event, Incoming, Migration, MigrationError, NonConvergence, Outcome,
+    Parameters, RunState, SourceVm, Status, WaitLimits,
 };
+use sterna_guests::process::{ProcessConfig, ProcessGuest};
 use sterna_wire::extension;
 use sterna_wire::main::Command;
 
@@ -15,7 +17,7 @@ use super::recovery::trickle;
 use super::{capabilities, config, slow};
 use crate::common::{self, Log};
 use crate::support::bank::{Bank, Calls};
-use crate::support::proxy::{Proxy, Verdict};
+use crate::support::proxy::{Filter, Line, Proxy, Verdict, Way};
 use crate::support::vm::GUEST_STOPS;
 use crate::support::{TestVm, eventually, until_status, vm};
 
@@ -32,20 +34,28 @@ struct Machines {
 
 impl Machines {
     fn new() -> Self {
+        Self::of(&config())
+    }
+
+    fn of(config: &ProcessConfig) -> Self {
         let calls = [Calls::default(), Calls::default()];
         let banks = BANKS.map(|(instance, seed, bytes, running)| {
             Arc::new(Bank::new(instance, seed, bytes, running, &calls[0]))
         });
         let waiting = banks.iter().map(|bank| Arc::new(bank.waiting(&calls[1]))).collect();
-        let (source, target) = common::pair(&config());
+        let (source, target) = common::pair(config);
         let source = TestVm::with_banks(source, banks.to_vec());
         Self { source, target: TestVm::with_banks(target, waiting), calls }
     }
 
     /// Between these two, over a proxy, switched at once.
     fn switch(&self, params: &Parameters, on: Capabilities) -> Switched {
+        self.switch_over(params, on, Box::new(|_, _, _, _| Verdict::Pass))
+    }
+
+    fn switch_over(&self, params: &Parameters, on: Capabilities, filter: Filter) -> Switched {
         let incoming = vm::listen(&self.target, params, on);
-        let proxy = Proxy::new(&incoming.address(), Box::new(|_, _, _, _| Verdict::Pass));
+        let proxy = Proxy::new(&incoming.address(), filter);
         let told = Arc::new(Log::default());
         let migration = vm::start(&self.source, &proxy.address(), params, on, told.clone());
         migration.start_postcopy().unwrap();
@@ -131,6 +141,90 @@ fn initial_bytes_are_read_while_the_guest_runs_however_early_the_switch_is_wante
 }
 
 #[test]
+fn what_a_device_changes_while_it_is_read_is_read_again_before_the_pause() {
+    let Some(on) = capabilities(true) else { return };
+    let machines = Machines::new();
+    // The last is the first.
+    *machines.source.banks[0].changes.lock().unwrap() = vec![64 << 10, 1 << 20, 2 << 20];
+    let params = Parameters { multifd_channels: 2, ..slow() };
+    let switched = machines.switch(&params, Capabilities { multifd: true, ..on });
+    machines.assert_arrived(&switched);
+    let stream = &switched.migration.statistics().streams[0];
+    assert!(stream.running_bytes >= 10 << 20, "{stream:?}");
+}
+
+/// It is read for so long that precopy ends before.
+fn in_precopy_for_long(config: &ProcessConfig) -> Machines {
+    let machines = Machines::of(config);
+    *machines.source.banks[0].read_delay.lock().unwrap() = Duration::from_millis(400);
+    // What is left of it fits into the pause, it says.
+    for bank in &machines.source.banks {
+        *bank.expects.lock().unwrap() = Some(1 << 30);
+    }
+    machines
+}
+
+#[test]
+fn precopy_that_ends_before_the_devices_are_read_drops_nothing() {
+    let Some(on) = capabilities(true) else { return };
+    let huge = ProcessConfig { backing: Backing::Huge2M, ..config() };
+    let has_huge = ProcessGuest::waiting(huge.clone()).and_then(|_| ProcessGuest::boot(huge.clone()));
+    for config in [Some(config()), has_huge.is_ok().then_some(huge)].into_iter().flatten() {
+        let machines = in_precopy_for_long(&config);
+        let params = Parameters { multifd_channels: 2, ..common::parameters() };
+        let switched = machines.switch(&params, Capabilities { multifd: true, ..on });
+        let (outcome, arrival) = (switched.migration.wait(), switched.incoming.wait());
+        common::assert_arrived(&outcome, &arrival, &machines.target.guest);
+        assert!(switched.incoming.statistics().postcopy.is_none(), "it went on in postcopy");
+    }
+}
+
+#[test]
+fn precopy_that_ends_before_the_devices_are_read_survives_a_cut() {
+    let Some(on) = capabilities(true) else { return };
+    let machines = in_precopy_for_long(&config());
+    let params =
+        Parameters { multifd_channels: 2, reconnect_window: Duration::from_secs(60), ..common::parameters() };
+    let mut prepare = Vec::new();
+    Command::Ping(extension::PREPARE_PING).encode(&mut prepare).unwrap();
+    let (mut last, mut is_cut) = (Vec::new(), false);
+    let filter: Filter = Box::new(move |line, way, _, piece| {
+        if is_cut || (line, way) != (Line::Main, Way::Forward) {
+            return Verdict::Pass;
+        }
+        last.extend_from_slice(piece);
+        is_cut = last.windows(prepare.len()).any(|window| window == prepare);
+        last.drain(..last.len().saturating_sub(prepare.len()));
+        if is_cut { Verdict::Cut } else { Verdict::Pass }
+    });
+    let switched = machines.switch_over(&params, Capabilities { multifd: true, ..on }, filter);
+    let (outcome, arrival) = (switched.migration.wait(), switched.incoming.wait());
+    common::assert_arrived(&outcome, &arrival, &machines.target.guest);
+    assert_eq!(switched.migration.statistics().reconnections.len(), 1);
+}
+
+#[test]
+fn switch_that_waits_for_a_device_is_told_once() {
+    let Some(on) = capabilities(true) else { return };
+    let machines = Machines::new();
+    *machines.source.banks[0].read_delay.lock().unwrap() = Duration::from_millis(200);
+    let params = Parameters {
+        multifd_channels: 2,
+        non_convergence: NonConvergence::Postcopy,
+        downtime_limit: Duration::ZERO,
+        ..common::parameters()
+    };
+    let switched = machines.switch(&params, Capabilities { multifd: true, ..on });
+    machines.assert_arrived(&switched);
+    let told = switched.told.events();
+    let warnings = |word| {
+        told.iter().filter(|event| matches!(event, Event::Warning(text) if text.contains(word))).count()
+    };
+    assert_eq!(warnings("the switch to postcopy waits: device \"bank\", instance 0"), 1, "{told:?}");
+    assert_eq!(warnings("goes on in postcopy"), 0, "an operator has said so before");
+}
+
+#[test]
 fn device_that_is_loaded_slowly_waits_for_no_page() {
     let Some(on) = capabilities(true) else { return };
     for multifd in [false, true] {
@@ -151,7 +245,7 @@ fn device_that_is_loaded_slowly_waits_for_no_page() {
 }
 
 #[test]
-fn call_that_fails_before_the_commit_leaves_the_guest_and_its_devices_at_the_source() {
+fn call_that_fails_leaves_the_guest_and_its_devices_at_the_source() {
     let Some(ways) = ways(true) else { return };
     let calls = [
         (0, ["quiesce", "stop", "read stopped", "configuration"]),

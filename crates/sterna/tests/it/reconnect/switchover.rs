@@ -1,7 +1,7 @@
 //! Cuts while the guest stands: it runs on at the source, and the switchover is tried again.
 
 use std::sync::Mutex;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use sterna::{Hook, VmError};
 
@@ -53,8 +53,8 @@ fn guest_survives_the_loss_of_the_answer_to_prepare() {
     }
 }
 
-/// Cannot be acquired at first, and tells that.
-struct TakenBack(Mutex<Option<Sender<()>>>);
+/// Cannot be acquired at first: tells that, and waits for what is done about it.
+struct TakenBack(Mutex<Option<(Sender<()>, Receiver<()>)>>);
 
 impl Hook for TakenBack {
     fn name(&self) -> String {
@@ -68,8 +68,9 @@ impl Hook for TakenBack {
     }
     fn acquire(&self) -> Result<(), VmError> {
         match self.0.lock().unwrap().take() {
-            Some(tell) => {
+            Some((tell, done)) => {
                 tell.send(()).unwrap();
+                done.recv_timeout(WINDOW).unwrap();
                 Err(VmError::new("acquire the lease", "the source holds it"))
             }
             None => Ok(()),
@@ -81,14 +82,14 @@ impl Hook for TakenBack {
 #[test]
 fn guest_survives_a_hook_that_the_source_took_back_before_its_loss_was_heard() {
     let (source, target) = common::pair(&small());
-    let (tell, told) = channel();
-    target.add_hook(Arc::new(TakenBack(Mutex::new(Some(tell)))));
+    let ((tell, told), (done, is_done)) = (channel(), channel());
+    target.add_hook(Arc::new(TakenBack(Mutex::new(Some((tell, is_done))))));
     let (params, capabilities) = surviving(multifd(2));
     let vms = (TestVm::new(source), TestVm::new(target));
     let bench = Bench::between(vms, (&params, &params), capabilities, Box::new(|_, _, _, _| Verdict::Pass));
     told.recv_timeout(WINDOW).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
     bench.proxy.cut();
+    done.send(()).unwrap();
     assert_eq!(bench.arrives(), 1);
 }
 
