@@ -208,6 +208,8 @@ impl Case {
             Plant::ChangedPages | Plant::RunsAgain => {
                 self.switch = 0;
                 self.guest.fill = Fill::Random(1);
+                // It writes few pages over before they are looked at.
+                self.guest.working_set_pages = Some(64);
                 self.bandwidth = [16 << 20, 4 << 20];
             }
             Plant::NoWindow => {
