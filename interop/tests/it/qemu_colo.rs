@@ -142,7 +142,7 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
 
     // From here on a checkpoint comes when it is asked for; a guest that is stopped runs again behind it.
     primary.parameters(json!({ "x-checkpoint-delay": 600_000 }))?;
-    std::thread::sleep(Duration::from_millis(300));
+    wait_until_none_comes(&standby);
     primary.stop()?;
     let ram = std::fs::read(primary.directory().join("ram")).map_err(|error| error.to_string())?;
     let number = standby.statistics().checkpoints;
@@ -161,6 +161,18 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
     assert_ram(&image, &ram)?;
     goes_on(&builder, &primary, &image)?;
     Ok(taken)
+}
+
+/// Waits until no checkpoint has come for a second: one may be under way, and setting the delay has asked for another.
+fn wait_until_none_comes(standby: &Standby) {
+    let mut last = (standby.statistics().checkpoints, Instant::now());
+    while last.1.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = standby.statistics().checkpoints;
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+    }
 }
 
 /// The image's RAM is this.
