@@ -156,8 +156,8 @@ fn give_up_if_alone(shared: &Shared, error: Option<MigrationError>) {
 fn sort(shared: &Arc<Shared>, channel: &Arc<Channel>) -> Result<(), Break> {
     let setup = shared.params.limits.setup;
     if let Some(tls) = &shared.params.tls {
-        let limit = Greeting::limit_of(setup);
-        channel.start_tls(tls, TlsEndpoint::Server, None, limit, &shared.closing)?;
+        // As long as the source gives it: the first one of a process takes seconds on a busy host.
+        channel.start_tls(tls, TlsEndpoint::Server, None, setup, &shared.closing)?;
         if let Some(name) = channel.tls_peer() {
             tracing::info!(name, "{}: the client's certificate is verified", channel.peer());
         }

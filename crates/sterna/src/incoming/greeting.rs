@@ -10,7 +10,7 @@ use crate::error::MigrationError;
 
 /// Connections that may be saying what they are for, beside those of a migration; for each that is new an old one goes.
 const GREETINGS: usize = 300;
-/// How long a connection has for all of its first bytes together.
+/// How long a connection has for all of its first bytes together, once a TLS handshake has ended.
 const GREETING: Duration = Duration::from_secs(10);
 
 /// The connections that are being greeted, oldest first.
