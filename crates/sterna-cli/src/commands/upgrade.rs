@@ -242,7 +242,7 @@ impl NewProcess {
     /// What it wrote to its standard error, as the end of a sentence.
     fn said(&self) -> String {
         match std::fs::read_to_string(&self.log) {
-            Ok(text) if !text.trim().is_empty() => format!(" and said: {}", text.trim()),
+            Ok(text) if !text.trim().is_empty() => format!("; its messages: {}", text.trim()),
             _ => String::new(),
         }
     }

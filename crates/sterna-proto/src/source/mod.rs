@@ -151,6 +151,15 @@ impl Source {
         self.ledger.postcopy
     }
 
+    /// Why the migration fails; `None` unless it does.
+    #[must_use]
+    pub fn failure(&self) -> Option<Cause> {
+        match self.ledger.end {
+            Some(End::Failed(cause)) => Some(cause),
+            _ => None,
+        }
+    }
+
     /// Enters a state; its wait begins now.
     fn enter(&mut self, now: Duration, state: State) {
         let limits = &self.config.limits;

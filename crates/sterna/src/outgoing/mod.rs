@@ -6,6 +6,7 @@
 
 mod ask;
 mod asking;
+mod cause;
 mod check;
 mod control;
 mod file;

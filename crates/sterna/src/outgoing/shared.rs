@@ -268,15 +268,6 @@ impl Shared {
         self.channels.lock().iter().map(|channel| channel.unsent_bytes()).sum()
     }
 
-    /// Why there is no other connection.
-    pub(super) fn not_reconnected(&self) -> MigrationError {
-        let why = self.lost.lock().clone();
-        let why =
-            why.unwrap_or_else(|| MigrationError::Transport("the connection was lost".to_owned(), None));
-        let window = self.params.lock().reconnect_window;
-        MigrationError::NotReconnected { why: Arc::new(why), window, last: self.last_attempt.lock().clone() }
-    }
-
     /// Unblocks every thread that works for a session that was lost.
     pub(super) fn break_session(&self) {
         for channel in self.channels.lock().iter() {
@@ -318,6 +309,10 @@ impl Shared {
             if state == State::Committing {
                 self.tell(&Event::Prepared);
                 self.tell(&Event::Committed);
+            }
+            // Whoever sees that it failed finds out why.
+            if let Some(cause) = self.driver.inspect(Source::failure) {
+                self.note_cause(cause);
             }
             let status = match (status_of(state), self.driver.inspect(Source::is_postcopy)) {
                 // From the package on.

@@ -119,7 +119,7 @@ impl Launched {
     /// What it has said so far, as the end of a sentence.
     pub fn said(&self) -> String {
         match std::fs::read_to_string(self.log()) {
-            Ok(text) if !text.trim().is_empty() => format!(" and said: {}", text.trim()),
+            Ok(text) if !text.trim().is_empty() => format!("; its messages: {}", text.trim()),
             _ => String::new(),
         }
     }

@@ -244,8 +244,16 @@ fn fail(vm: &mut Vm, failure: ServeFailure, lost: Option<DriveError>, preempt: b
         DriveError::Cancelled("cancelled; the VM was ended, because it cannot load anything any more".into())
     } else {
         let reason = reason.map_or(String::new(), |reason| format!(" ({reason})"));
+        // It goes on reading, whatever failed.
+        let silent = match error {
+            MigrationError::Limit { .. } => {
+                ". A QEMU that cannot load the devices does not report it: start it with the machine and the devices \
+                 that were saved"
+            }
+            _ => "",
+        };
         DriveError::Failed(format!(
-            "{} did not take the guest: {error}{reason}; the VM was ended, and the image is unchanged",
+            "{} did not take the guest: {error}{reason}; the VM was ended, and the image is unchanged{silent}",
             vm.at()
         ))
     };

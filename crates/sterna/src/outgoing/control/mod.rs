@@ -28,7 +28,6 @@ use sterna_wire::main::Command;
 
 use super::ask;
 use super::file::SaveFile;
-use super::limits::limit_of;
 use super::main_channel::MainChannel;
 use super::outcome::{Outcome, RetryError};
 use super::postcopy::sender::PageSender;
@@ -43,7 +42,7 @@ use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
 use crate::interruption::Break;
-use crate::params::{StatusQuestions, WaitLimits};
+use crate::params::StatusQuestions;
 use crate::threads::{self, call, caught, tried};
 use crate::vm::RunState;
 use hints::Hints;
@@ -454,12 +453,7 @@ impl Control {
             End::Cancelled if !held => Outcome::Cancelled,
             End::Cancelled => Outcome::Failed { error: MigrationError::Cancelled, held },
             End::Failed(cause) => {
-                let explained = || match cause {
-                    Cause::NotReconnected => self.shared.not_reconnected(),
-                    cause => explain(cause, &self.shared.params().limits),
-                };
-                self.shared.note_error(explained());
-                let error = self.shared.error().unwrap_or_else(explained);
+                let error = self.shared.note_cause(cause);
                 tracing::warn!("migration failed: {error}");
                 Outcome::Failed { error, held }
             }
@@ -501,34 +495,4 @@ impl Control {
 
 fn no_rounds() -> MigrationError {
     MigrationError::Internal("no round has begun".to_owned())
-}
-
-/// The machine's cause in words, where no thread has a better one.
-fn explain(cause: Cause, limits: &WaitLimits) -> MigrationError {
-    match cause {
-        Cause::TimedOut(state) => {
-            let what = format!("the end of {state:?}");
-            MigrationError::Limit { what, after: limit_of(state, limits) }
-        }
-        Cause::DestinationFailed(code) => MigrationError::DestinationFailed(code),
-        Cause::DestinationNever => MigrationError::Transport(
-            "the destination answered that it does not run the guest and never will".to_owned(),
-            None,
-        ),
-        Cause::OperatorDecided => {
-            MigrationError::Transport("an operator decided that the source runs the guest".to_owned(), None)
-        }
-        Cause::OperatorPaused => {
-            MigrationError::Transport("an operator paused it (migrate-pause)".to_owned(), None)
-        }
-        Cause::ConnectionLost | Cause::NotReconnected | Cause::Eof => {
-            MigrationError::Transport("the connection was lost".to_owned(), None)
-        }
-        Cause::PeerMisbehaved => {
-            MigrationError::PeerMisbehaved { what: "it sent an answer without a question".to_owned() }
-        }
-        Cause::LocalFailure | Cause::GuestStop | Cause::HookRelease => {
-            MigrationError::Internal(format!("failed for an unrecorded reason: {cause:?}"))
-        }
-    }
 }

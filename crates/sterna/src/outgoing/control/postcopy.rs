@@ -9,7 +9,7 @@ use sterna_transport::Channel;
 use sterna_wire::extension::{self, Features, PreemptHello, ReconnectChannel};
 use sterna_wire::main::{Command, encode_end};
 
-use super::{Control, explain};
+use super::Control;
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity;
@@ -365,7 +365,7 @@ impl Control {
         if matches!(cause, Cause::OperatorPaused | Cause::DestinationFailed(_)) {
             // What threads met of the channels is only what followed.
             self.shared.forget_error();
-            self.shared.note_error(explain(cause, &self.shared.params().limits));
+            self.shared.note_cause(cause);
         }
         let why = self.shared.error().map_or_else(|| format!("{cause:?}"), |error| error.to_string());
         self.shared.statistics.lock().pause_postcopy(&why);

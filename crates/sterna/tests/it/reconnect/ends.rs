@@ -4,7 +4,7 @@ use super::*;
 use crate::common::{assert_lives_on, multifd};
 use crate::support::destination::HandMade;
 use crate::support::{assert_failed, assert_next_works, eventually, small, vms, warnings};
-use sterna::{Arrival, MigrationError, Outcome};
+use sterna::{Arrival, MigrationError, Outcome, Status};
 
 /// Slow enough to be cut by hand.
 fn slow(window: Duration) -> (Parameters, Capabilities) {
@@ -87,8 +87,12 @@ fn destination_that_is_gone_is_waited_for_until_the_window_ends() {
     drop(incoming);
     proxy.refuse(false);
 
+    // Before the migration's end: the destination is still tried to be told of it.
+    eventually("the status", || matches!(migration.status(), Status::Failing | Status::Failed));
+    let reason = migration.statistics().error.expect("the reason");
     let Outcome::Failed { error, held: false } = migration.wait() else { panic!("completed") };
     assert!(matches!(error, MigrationError::NotReconnected { .. }), "{error}");
+    assert_eq!(reason, error.to_string());
     assert_lives_on(&source.guest);
     crate::support::assert_reset(&target);
 }

@@ -1,0 +1,55 @@
+//! Why a migration failed, as the machine knows it, in words.
+
+use std::sync::Arc;
+
+use sterna_proto::source::Cause;
+
+use super::limits::limit_of;
+use super::shared::Shared;
+use crate::error::MigrationError;
+
+impl Shared {
+    /// Keeps the reason, unless a thread has a better one. Gives the one that is kept.
+    pub(super) fn note_cause(&self, cause: Cause) -> MigrationError {
+        if let Some(error) = self.error() {
+            return error;
+        }
+        let explained = self.explain(cause);
+        self.note_error(explained.clone());
+        self.error().unwrap_or(explained)
+    }
+
+    fn explain(&self, cause: Cause) -> MigrationError {
+        let lost = || MigrationError::Transport("the connection was lost".to_owned(), None);
+        match cause {
+            Cause::TimedOut(state) => {
+                let what = format!("the end of {state:?}");
+                MigrationError::Limit { what, after: limit_of(state, &self.params().limits) }
+            }
+            Cause::DestinationFailed(code) => MigrationError::DestinationFailed(code),
+            Cause::DestinationNever => MigrationError::Transport(
+                "the destination answered that it does not run the guest and never will".to_owned(),
+                None,
+            ),
+            Cause::OperatorDecided => MigrationError::Transport(
+                "an operator decided that the source runs the guest".to_owned(),
+                None,
+            ),
+            Cause::OperatorPaused => {
+                MigrationError::Transport("an operator paused it (migrate-pause)".to_owned(), None)
+            }
+            Cause::NotReconnected => {
+                let why = self.lost.lock().clone().unwrap_or_else(lost);
+                let (window, last) = (self.params().reconnect_window, self.last_attempt.lock().clone());
+                MigrationError::NotReconnected { why: Arc::new(why), window, last }
+            }
+            Cause::ConnectionLost | Cause::Eof => lost(),
+            Cause::PeerMisbehaved => {
+                MigrationError::PeerMisbehaved { what: "it sent an answer without a question".to_owned() }
+            }
+            Cause::LocalFailure | Cause::GuestStop | Cause::HookRelease => {
+                MigrationError::Internal(format!("failed for an unrecorded reason: {cause:?}"))
+            }
+        }
+    }
+}
