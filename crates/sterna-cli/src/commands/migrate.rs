@@ -97,6 +97,16 @@ pub enum PostcopyWhen {
     After(Duration),
 }
 
+impl PostcopyWhen {
+    /// So long after the start, if that is when.
+    fn after(self) -> Option<Duration> {
+        match self {
+            Self::Auto => None,
+            Self::After(time) => Some(time),
+        }
+    }
+}
+
 pub(super) fn postcopy_when(text: &str) -> Result<PostcopyWhen, String> {
     match text {
         "auto" => Ok(PostcopyWhen::Auto),
@@ -240,14 +250,10 @@ fn drive_set_up(
     }
     let patience = Duration::from_secs(arguments.undecided_wait);
     let destination = destination.map(Monitor::vm);
-    let postcopy_after = arguments.postcopy.and_then(|when| match when {
-        PostcopyWhen::Auto => None,
-        PostcopyWhen::After(time) => Some(time),
-    });
     let window = Settings::read(source.vm())?;
     let window = window.parameter("x-sterna-reconnect-window").and_then(Value::as_u64).unwrap_or(0);
     let postcopy = watch::PostcopyWatch {
-        after: postcopy_after,
+        after: arguments.postcopy.and_then(PostcopyWhen::after),
         address: &address,
         window: Duration::from_millis(window),
     };
@@ -336,7 +342,8 @@ fn left_paused(at: &str, why: StaysPaused) -> String {
 /// Plans, shows the plan, and stores it: whoever reads the record later sees what was known before.
 fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Result<Plan, Stop> {
     let to = Some(address.to_owned());
-    let stated = Stated { bandwidth_bytes: arguments.bandwidth, to, ..Stated::default() };
+    let postcopy_after = arguments.postcopy.and_then(PostcopyWhen::after);
+    let stated = Stated { bandwidth_bytes: arguments.bandwidth, to, postcopy_after, ..Stated::default() };
     let plan = stated.plan_for(source)?;
     terminal::note(&plan::table(&plan));
     if let Some(file) = &arguments.report {

@@ -57,6 +57,10 @@ pub struct Figures {
     /// Time that stop, devices and start add to the downtime [default: 0, or 4ms for a VM]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     fixed: Option<Duration>,
+    /// When postcopy is started after the migration's start, as with `sterna migrate --postcopy SECONDS` [default: when
+    /// precopy stands still]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    postcopy_after: Option<Duration>,
     /// Uncertainty of bandwidth and dirty rate, in per cent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=90))]
     uncertainty: u8,
@@ -137,6 +141,7 @@ impl Figures {
                 false => self.intervals.clone(),
             },
             to: self.to.clone(),
+            postcopy_after: self.postcopy_after,
         }
     }
 }

@@ -86,7 +86,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     terminal::print(&if arguments.json { record.to_json() } else { summary::table(&record) });
     let end = watch::end(&record.statistics, &old).map_err(|stop| match monitor.as_mut().and_then(why) {
         Some(why) if stop.status == Status::Failed => {
-            stop.with_more(&format!(" The new process says: {why}"))
+            stop.with_more(&format!("; the new process says: {why}"))
         }
         _ => stop,
     });

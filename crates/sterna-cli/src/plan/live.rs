@@ -37,6 +37,8 @@ pub struct Stated {
     pub intervals: Vec<Duration>,
     /// Where the guest would go.
     pub to: Option<String>,
+    /// How long after the start postcopy is started, if not when precopy stands still.
+    pub postcopy_after: Option<Duration>,
 }
 
 /// Bytes per second that go.
@@ -84,6 +86,7 @@ impl Default for Stated {
             uncertainty: UNCERTAINTY,
             intervals: survey::INTERVALS.to_vec(),
             to: None,
+            postcopy_after: None,
         }
     }
 }
@@ -118,6 +121,7 @@ impl Stated {
         let by_address = self.to.as_deref().and_then(survey::postcopy_excluded_by_address);
         PostcopyInputs {
             limit_bytes: survey.and_then(|survey| survey.max_postcopy_bandwidth_bytes),
+            after: self.postcopy_after,
             excluded: by_address.or_else(|| survey.and_then(|survey| survey.postcopy_excluded.clone())),
         }
     }

@@ -141,7 +141,13 @@ fn postcopy(plan: &Plan) -> Option<String> {
         return Some(format!("Postcopy cannot be used: {why}."));
     };
     let mut table = plain();
+    let operators;
     let head = match postcopy.switch {
+        SwitchReason::Operator => {
+            let after = plan.inputs.postcopy.after.unwrap_or_default();
+            operators = format!("with postcopy after {}", units::seconds(after.as_secs_f64()));
+            &operators
+        }
         SwitchReason::AfterFirstRound => "with postcopy after the first round",
         _ => "with postcopy when precopy stands still",
     };

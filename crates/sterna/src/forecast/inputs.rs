@@ -59,6 +59,13 @@ pub struct PostcopyInputs {
     /// `max-postcopy-bandwidth`: bytes per second of pages that nobody waits for; none or 0 for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
+    /// How long after the migration's start an operator starts postcopy, seconds in JSON; none: when precopy stands still.
+    #[serde(
+        serialize_with = "seconds::serialize_optional",
+        deserialize_with = "seconds::deserialize_optional",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub after: Option<Duration>,
     /// Why postcopy cannot be used here, as a clause; it is not proposed then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<String>,

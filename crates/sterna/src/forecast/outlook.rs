@@ -63,7 +63,7 @@ impl Forecast {
                 .postcopy
                 .excluded
                 .is_none()
-                .then(|| PostcopyForecast::new(inputs, expected.convergent)),
+                .then(|| PostcopyForecast::new(inputs, expected.convergent.then_some(expected.total_time))),
             curve: expected.curve,
             advice,
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::class::{Class, Order, PAGE_BYTES};
 use super::inputs::Inputs;
 use super::range::Range;
-use super::simulate::{self, Luck, QUEUED_BYTES, Switch};
+use super::simulate::{self, Luck, QUEUED_BYTES, Switch, Until};
 
 /// Why the guest goes on at the destination when it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +20,8 @@ pub enum SwitchReason {
     NotConverging,
     /// Precopy would end, and an operator does not wait for it: right after the first round.
     AfterFirstRound,
+    /// An operator starts it then ([`PostcopyInputs::after`](super::PostcopyInputs::after)).
+    Operator,
 }
 
 /// What postcopy would do.
@@ -46,9 +48,11 @@ pub struct PostcopyForecast {
 }
 
 /// What a forecast of postcopy assumes, in sentences.
-pub const POSTCOPY_ASSUMPTIONS: [&str; 4] = [
+pub const POSTCOPY_ASSUMPTIONS: [&str; 5] = [
     "the guest writes after the switch as before, and waits for no page: one that waits writes less, and faults less",
     "pages come in an order that has nothing to do with what the guest writes next, of 4 KiB each",
+    "the link carries no more after the switch than before, unless more is known of it: without a limit \
+     (max-postcopy-bandwidth 0) pages may come faster than max-bandwidth",
     "only writes are known: a guest that reads other missing pages faults more often, at most once for each missing page",
     "the pause has no time in which the destination discards stale pages",
 ];
@@ -57,15 +61,28 @@ pub const POSTCOPY_ASSUMPTIONS: [&str; 4] = [
 const RANGE_BYTES: f64 = 16.0;
 
 impl PostcopyForecast {
-    /// Computes it, for a guest that precopy moves or not.
-    pub(super) fn new(inputs: &Inputs, converges: bool) -> Self {
+    /// Computes it, for a guest that precopy moves within so many seconds, or not at all.
+    pub(super) fn new(inputs: &Inputs, precopy: Option<f64>) -> Self {
         let off = inputs.sane_uncertainty();
+        let after = inputs.postcopy.after.map(|after| after.as_secs_f64());
+        let reason = match (after, precopy) {
+            (Some(after), end) if end.is_none_or(|end| after < end) => SwitchReason::Operator,
+            (_, Some(_)) => SwitchReason::AfterFirstRound,
+            (_, None) => SwitchReason::NotConverging,
+        };
+        let until = match reason {
+            SwitchReason::NotConverging => Until::Ended,
+            SwitchReason::AfterFirstRound => Until::FirstRound,
+            SwitchReason::Operator => {
+                Until::Seconds(after.unwrap_or_default() - inputs.fixed.setup.as_secs_f64())
+            }
+        };
         let cases = [Luck::better(off), Luck::EXPECTED, Luck::worse(off)]
-            .map(|luck| Case::new(inputs, &simulate::switch(inputs, luck, converges)));
+            .map(|luck| Case::new(inputs, &simulate::switch(inputs, luck, until)));
         let range = |of: fn(&Case) -> f64| Range::of(cases.each_ref().map(of));
         let most = |of: fn(&Case) -> f64| cases.iter().map(of).fold(0.0, f64::max);
         Self {
-            switch: if converges { SwitchReason::AfterFirstRound } else { SwitchReason::NotConverging },
+            switch: reason,
             switch_at: range(|case| case.at),
             missing_bytes: range(|case| case.missing * PAGE_BYTES),
             downtime: range(|case| case.downtime),

@@ -114,7 +114,7 @@ impl Luck {
 /// Simulates a migration. If [`Inputs::switchover_bandwidth_bytes`] exceeds the bandwidth that the engine estimates with,
 /// the downtime is shorter than estimated.
 pub fn run(inputs: &Inputs, luck: Luck) -> Run {
-    match play(inputs, luck, NonConvergence::KeepGoing, |_| false) {
+    match play(inputs, luck, NonConvergence::KeepGoing, Until::Ended) {
         End::Requested(model) => model.stop(),
         End::StandsStill(mut model) => {
             model.run.downtime = model.run.least_downtime;
@@ -138,13 +138,22 @@ pub(super) struct Switch {
     pub(super) link_rate: f64,
 }
 
-/// Simulates precopy until the policy gives it up, as it does before the source starts postcopy by itself. A guest that converges
-/// is looked at after the first round: sooner there is no reason for postcopy.
-pub(super) fn switch(inputs: &Inputs, luck: Luck, converges: bool) -> Switch {
-    let is_first_through = |model: &Model<'_>| converges && model.run.rounds >= 1;
-    match play(inputs, luck, NonConvergence::Postcopy, is_first_through) {
+/// Simulates precopy until postcopy starts.
+pub(super) fn switch(inputs: &Inputs, luck: Luck, until: Until) -> Switch {
+    match play(inputs, luck, NonConvergence::Postcopy, until) {
         End::Requested(model) | End::StandsStill(model) => model.switch(),
     }
+}
+
+/// What of precopy is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Until {
+    /// All of it, until the policy requests the switchover or gives up.
+    Ended,
+    /// The first round.
+    FirstRound,
+    /// So long since pages began to move.
+    Seconds(f64),
 }
 
 /// How precopy ends.
@@ -155,13 +164,16 @@ enum End<'a> {
     StandsStill(Model<'a>),
 }
 
-fn play(
-    inputs: &Inputs,
-    luck: Luck,
-    non_convergence: NonConvergence,
-    is_enough: impl Fn(&Model<'_>) -> bool,
-) -> End<'_> {
+fn play(inputs: &Inputs, luck: Luck, non_convergence: NonConvergence, until: Until) -> End<'_> {
     let mut model = Model::new(inputs, luck);
+    if let Until::Seconds(end) = until {
+        model.end = end;
+    }
+    let is_enough = |model: &Model<'_>| match until {
+        Until::Ended => false,
+        Until::FirstRound => model.run.rounds >= 1,
+        Until::Seconds(end) => model.now >= end,
+    };
     let begun = Begun {
         settings: settings(inputs, non_convergence),
         channels: 1,
@@ -221,6 +233,8 @@ struct Model<'a> {
     switchover_rate: f64,
     estimated_rate: f64,
     now: f64,
+    /// No later moment is looked at.
+    end: f64,
     /// Bytes of all rounds before the last that was published.
     sent_before: f64,
     round: SentRound,
@@ -273,6 +287,7 @@ impl<'a> Model<'a> {
                 .avail_switchover_bandwidth_bytes
                 .map_or(rate, |bytes| (bytes as f64).max(1.0)),
             now: 0.0,
+            end: f64::INFINITY,
             sent_before: 0.0,
             round: SentRound {
                 bytes,
@@ -327,7 +342,7 @@ impl<'a> Model<'a> {
         // Where lanes are so slow that nothing is measured for long, inputs are skipped.
         let until = until.max(self.now + (self.round.ends - self.now) * LEAST_STEP);
         let woken = if self.now < self.round.ends { until.min(self.round.ends) } else { until };
-        self.now = self.now.max(woken);
+        self.now = self.now.max(woken.min(self.end));
     }
 
     /// When lanes are through with a round.

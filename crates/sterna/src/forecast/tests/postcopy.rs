@@ -87,6 +87,38 @@ fn faults_meet_those_of_a_guest_that_is_played_out() {
 }
 
 #[test]
+fn postcopy_that_an_operator_starts_is_forecast_for_then() {
+    let after = |seconds| PostcopyInputs {
+        after: Some(Duration::from_secs_f64(seconds)),
+        ..PostcopyInputs::default()
+    };
+    // 20 GB take two seconds.
+    for dirty in [GB, 12 * GB] {
+        for seconds in [0.0, 1.0] {
+            let inputs = Inputs {
+                postcopy: after(seconds),
+                first_round_bytes: 20 * GB,
+                uncertainty: 0.0,
+                ..steady(dirty)
+            };
+
+            let postcopy = Forecast::new(&inputs).postcopy.unwrap();
+
+            assert_eq!(postcopy.switch, SwitchReason::Operator);
+            let at = postcopy.switch_at.expected.unwrap();
+            assert!((seconds..seconds + 0.3).contains(&at), "{at} for {seconds}");
+            let missing = postcopy.missing_bytes.expected.unwrap();
+            assert!(missing >= 20e9 - at * 10e9 - 1e6, "{missing} at {at}");
+            let read: Inputs = serde_json::from_str(&serde_json::to_string(&inputs).unwrap()).unwrap();
+            assert_eq!(read.postcopy, inputs.postcopy);
+        }
+    }
+    // Precopy has moved it by then.
+    let late = Inputs { postcopy: after(60.0), first_round_bytes: 20 * GB, ..steady(GB) };
+    assert_eq!(Forecast::new(&late).postcopy.unwrap().switch, SwitchReason::AfterFirstRound);
+}
+
+#[test]
 fn postcopy_of_a_guest_that_converges_is_looked_at_after_the_first_round() {
     let inputs = Inputs { first_round_bytes: 20 * GB, ..steady(GB) };
 

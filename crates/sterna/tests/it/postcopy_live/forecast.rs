@@ -53,7 +53,7 @@ fn forecast_of_a_paced_postcopy_is_of_the_same_order_as_what_comes() {
         sync: Duration::from_millis(1),
         downtime_limit: Duration::from_millis(300),
         fixed: Fixed::default(),
-        postcopy: PostcopyInputs { limit_bytes: Some(POSTCOPY_BANDWIDTH), excluded: None },
+        postcopy: PostcopyInputs { limit_bytes: Some(POSTCOPY_BANDWIDTH), ..PostcopyInputs::default() },
         uncertainty: UNCERTAINTY,
     });
     let said = forecast.postcopy.expect("nothing excludes it");
