@@ -115,6 +115,11 @@ fn check(arguments: &Arguments) -> Result<Option<Endpoint>, Stop> {
     if words.iter().any(|word| is(word, "--incoming")) {
         return Err(Stop::usage("leave `--incoming` out of the new process's command: this command adds it"));
     }
+    if words.get(1).is_some_and(|word| word == "run") && !words.iter().any(|word| is(word, "--qmp")) {
+        return Err(Stop::usage(
+            "the new process has no monitor, and nobody could pause, migrate or end its guest: add `--qmp=unix:PATH` to its command",
+        ));
+    }
     let monitor = words.iter().enumerate().find_map(|(at, word)| match word.strip_prefix("--qmp=") {
         Some(value) => Some(value.to_owned()),
         None if word == "--qmp" => words.get(at + 1).map(ToString::to_string),

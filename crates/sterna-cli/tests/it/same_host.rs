@@ -138,9 +138,9 @@ fn upgrade_that_fails_leaves_the_guest_where_it_was() {
     let host = Host::new(&[]);
     let with =
         |option: &str| [vec![sterna().to_owned()], host.line("b.qmp"), vec![option.to_owned()]].concat();
-    let no_program = ["/nowhere/sterna".to_owned(), "run".to_owned()];
+    let no_program = [vec!["/nowhere/sterna".to_owned()], host.line("b.qmp")].concat();
     for (command, word) in [
-        (no_program.to_vec(), "cannot start /nowhere/sterna"),
+        (no_program, "cannot start /nowhere/sterna"),
         // It ends before it waits for anybody.
         (with("--no-such-option"), "no-such-option"),
         // It waits, and is another machine.
@@ -164,6 +164,19 @@ fn upgrade_that_fails_leaves_the_guest_where_it_was() {
         let mode = &host.ask("a.qmp", "query-migrate-parameters")["mode"];
         assert_eq!(mode, "normal", "{word}: the next migration may go to another host");
     }
+}
+
+#[test]
+fn upgrade_to_a_process_without_a_monitor_is_refused() {
+    let host = Host::new(&[]);
+    let mut command = [vec![sterna().to_owned()], host.line("b.qmp")].concat();
+    command.retain(|word| !word.starts_with("--qmp"));
+
+    let output = host.upgrade(&command);
+
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("add `--qmp=unix:PATH`"), "{}", said(&output));
+    host.assert_whole("a.qmp");
 }
 
 #[test]
