@@ -33,6 +33,8 @@ pub(super) struct Seen {
     stopped_at: Option<Duration>,
     /// How often COLO ended.
     pub(super) colo_exits: u64,
+    /// A migration has failed: the seeding, or a protection's end.
+    pub(super) has_migration_failed: bool,
     /// A device that was unplugged.
     pub(super) unplugged: Option<String>,
     /// From STOP to RESUME, in QEMU's own time, of the last checkpoints.
@@ -85,6 +87,14 @@ impl Monitor {
     pub(super) fn migration(&self, limit: Duration) -> Result<String, DriveError> {
         let answer = self.execute("query-migrate", Value::Null, limit)?;
         Ok(answer["status"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Why QEMU's migration failed, as it says.
+    pub(super) fn why_migration_failed(&self, limit: Duration) -> String {
+        match self.execute("query-migrate", Value::Null, limit) {
+            Ok(answer) => answer["error-desc"].as_str().unwrap_or("QEMU says no reason").to_owned(),
+            Err(error) => error.to_string(),
+        }
     }
 
     /// Takes what has come, after waiting for it no longer than a moment.
@@ -167,6 +177,7 @@ impl Seen {
                 }
             }
             "COLO_EXIT" => self.colo_exits += 1,
+            "MIGRATION" => self.has_migration_failed |= event.data["status"] == "failed",
             "DEVICE_DELETED" => {
                 let device = event.data["device"].as_str().or(event.data["path"].as_str());
                 self.unplugged.get_or_insert_with(|| device.unwrap_or_default().to_owned());

@@ -168,9 +168,8 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        // The socket goes with its directory.
         self.close();
-        // It may be gone with its directory.
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 

@@ -161,7 +161,7 @@ impl QemuProtection {
         self.guard.monitor.execute("migrate", json!({ "uri": uri }), ANSWER_LIMIT).map(drop)
     }
 
-    /// Takes events, and ends a seeding that a silent standby holds up. Afterwards the lease does that.
+    /// Takes events, and ends a seeding that QEMU gives up or that a silent standby holds up. Afterwards the lease does that.
     fn watch(&self, lease: Duration, nics: Vec<Nic>) -> Result<(), DriveError> {
         let (guard, contact, is_over) =
             (Arc::clone(&self.guard), self.contact.clone(), Arc::clone(&self.is_over));
@@ -184,7 +184,14 @@ impl QemuProtection {
                 if contact.state().state != State::Seeding {
                     continue;
                 }
-                let stands = guard.monitor.seen().stands_since.map(|since| since.elapsed());
+                let seen = guard.monitor.seen();
+                if seen.has_migration_failed {
+                    // It may not have connected: then no stream ends.
+                    let why = guard.monitor.why_migration_failed(ANSWER_LIMIT);
+                    guard.ended(format!("QEMU's migration to the standby failed: {why}"), false);
+                    continue;
+                }
+                let stands = seen.stands_since.map(|since| since.elapsed());
                 let stalled = guard.relay().map(Relay::stalled).unwrap_or_default();
                 if stands.unwrap_or_default().max(stalled) > lease {
                     let why = "the standby took nothing for longer than the lease while it was seeded";

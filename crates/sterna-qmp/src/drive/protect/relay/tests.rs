@@ -295,6 +295,17 @@ fn end_is_told_with_who_is_at_fault() {
 }
 
 #[test]
+fn relay_that_goes_late_leaves_the_next_ones_socket() {
+    let lab = lab();
+    let path = lab.directory.path().join("stream");
+    // The directory of an ended protection goes before its relay does, and another may have come.
+    std::fs::remove_file(&path).unwrap();
+    let _next = UnixListener::bind(&path).unwrap();
+    drop(lab.relay);
+    UnixStream::connect(&path).unwrap();
+}
+
+#[test]
 fn second_main_channel_is_refused() {
     let lab = lab();
     let mut second = UnixStream::connect(&lab.relay.path).unwrap();
