@@ -5,6 +5,7 @@
 
 mod builder;
 mod migration;
+mod state;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -49,11 +50,6 @@ impl Qemu {
                 Err(format!("{why}; it said: {}", log.trim()))
             }
         }
-    }
-
-    /// Its process.
-    pub fn id(&self) -> u32 {
-        self.process.id()
     }
 
     /// The harness's own monitor.

@@ -19,7 +19,7 @@ use sterna_qmp::drive::protect::ProtectRequest;
 use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
 
 use crate::certificates::good_directory;
-use lab::{Lab, wait, wait_until_held, wins};
+use lab::{Lab, wait, wins};
 
 /// What an operator sees of a QEMU's settings.
 fn settings(primary: &mut Qemu) -> Result<[Value; 4], Failure> {
@@ -38,7 +38,7 @@ fn output_leaves_only_when_its_checkpoint_is_held() -> Result<(), Failure> {
         let mut lab = Lab::talking(&root)?;
         let side = lab.standby(channels)?;
         let protection = lab.protect(&side, None, wins())?;
-        wait_until_held(&protection, 5)?;
+        lab.wait_until_held(&side, &protection, 5)?;
         lab.network.hear_more(20)?;
 
         // The standby holds further checkpoints and does not say so.
@@ -74,7 +74,7 @@ fn unprotecting_loses_no_packet_and_leaves_qemu_as_it_was() -> Result<(), Failur
     for channels in [0, 2, 1] {
         let side = lab.standby(channels)?;
         let protection = lab.protect(&side, None, wins())?;
-        wait_until_held(&protection, 3)?;
+        lab.wait_until_held(&side, &protection, 3)?;
         lab.network.hear_more(10)?;
 
         protection.unprotect().map_err(|error| error.to_string())?;
@@ -112,7 +112,7 @@ fn primary_goes_on_when_its_standby_is_killed_and_the_claim_is_won() -> Result<(
         Err(error) => Err(error.to_string()),
     };
     let protection = lab.protect(&side, None, Arc::new(asks))?;
-    wait_until_held(&protection, 3)?;
+    lab.wait_until_held(&side, &protection, 3)?;
     lab.network.hear_more(10)?;
 
     side.wire.cut();
@@ -135,7 +135,7 @@ fn silent_standby_does_not_hold_qemu_up_for_longer_than_the_lease() -> Result<()
         let side = lab.standby(channels)?;
         let lease = Duration::from_secs(3);
         let protection = lab.protect(&side, Some(lease), wins())?;
-        wait_until_held(&protection, 3)?;
+        lab.wait_until_held(&side, &protection, 3)?;
 
         side.wire.freeze_in_ram(100 << 10);
         wait("the frozen wire", || side.wire.is_frozen().then_some(()))?;
@@ -166,7 +166,7 @@ fn guest_whose_claim_is_lost_is_stopped_and_says_nothing_more() -> Result<(), Fa
             _ => Ok(Ruling::Lost),
         });
         let protection = lab.protect(&side, lease, rules)?;
-        wait_until_held(&protection, 3)?;
+        lab.wait_until_held(&side, &protection, 3)?;
         lab.network.hear_more(5)?;
 
         side.wire.cut();
@@ -195,7 +195,7 @@ fn stream_and_contact_go_through_tls_that_qemu_does_not_know_of() -> Result<(), 
     let mut lab = Lab::talking(&root)?;
     let side = lab.standby_with(2, Some((tls(TlsEndpoint::Server)?, tls(TlsEndpoint::Client)?)))?;
     let protection = lab.protect(&side, None, wins())?;
-    wait_until_held(&protection, 3)?;
+    lab.wait_until_held(&side, &protection, 3)?;
     lab.network.hear_more(20)?;
 
     protection.unprotect().map_err(|error| error.to_string())?;
@@ -225,7 +225,7 @@ fn nobody_claims_a_guest_that_is_gone() -> Result<(), Failure> {
         Ok(Ruling::Won)
     };
     let protection = lab.protect(&side, None, Arc::new(claims))?;
-    wait_until_held(&protection, 3)?;
+    lab.wait_until_held(&side, &protection, 3)?;
 
     lab.primary.kill();
 
@@ -248,7 +248,7 @@ fn guest_is_handed_over_as_planned() -> Result<(), Failure> {
         let mut lab = Lab::talking(&root)?;
         let side = lab.standby(channels)?;
         let protection = lab.protect(&side, None, wins())?;
-        wait_until_held(&protection, 3)?;
+        lab.wait_until_held(&side, &protection, 3)?;
 
         protection.hand_over().map_err(|error| error.to_string())?;
         let end = protection.finish().map_err(|error| error.to_string())?;
@@ -279,7 +279,7 @@ fn guest_that_shares_a_disk_does_not_run_behind_its_last_checkpoint() -> Result<
     let side = lab.standby(0)?;
     let protection = lab.protect(&side, None, wins())?;
     assert!(protection.remarks().iter().any(|remark| remark.contains("s0")), "{:?}", protection.remarks());
-    wait_until_held(&protection, 3)?;
+    lab.wait_until_held(&side, &protection, 3)?;
     // Something is said in the last epoch.
     side.tells.store(protection.statistics().held, Ordering::SeqCst);
     wait("output", || (protection.statistics().output.waiting > 5).then_some(()))?;
@@ -304,7 +304,7 @@ fn card_cannot_be_plugged_and_one_that_loses_its_gate_ends_the_protection_at_onc
     let mut lab = Lab::talking(&root)?;
     let side = lab.standby(2)?;
     let protection = lab.protect(&side, None, wins())?;
-    wait_until_held(&protection, 3)?;
+    lab.wait_until_held(&side, &protection, 3)?;
     // No checkpoint is there to notice it.
     lab.primary.parameters(json!({"x-checkpoint-delay": 600_000}))?;
     // `user` would bring a section of its own, with which the checkpoint is refused that the new delay asks for.
@@ -347,6 +347,34 @@ fn seeding_that_fails_leaves_qemu_as_it_was() -> Result<(), Failure> {
 
     assert!(matches!(end.outcome, Outcome::Failed(Cause::ConnectionLost)), "{end:?}");
     assert!(end.runs_here && end.left.is_empty(), "{end:?}");
+    lab.network.hear_more(10)?;
+    drop(protection);
+    assert_eq!(settings(&mut lab.primary)?, before);
+    Ok(())
+}
+
+#[test]
+fn seeding_that_qemu_gives_up_before_it_connects_has_an_end() -> Result<(), Failure> {
+    let test = "seeding_that_qemu_gives_up_before_it_connects_has_an_end";
+    let Some(root) = Root::qemu_for(test) else { return Ok(()) };
+    let mut lab = Lab::talking(&root)?;
+    let before = settings(&mut lab.primary)?;
+    let side = lab.standby(2)?;
+    let mut request = side.request(None);
+    let sockets = lab.directory.path().join("sockets");
+    std::fs::create_dir(&sockets).map_err(|error| error.to_string())?;
+    request.socket_directory = Some(sockets.clone());
+    // As when somebody cleans a directory of temporary files up.
+    let protection =
+        lab.begin_and_before_migrate(request, wins(), move || std::fs::remove_dir_all(&sockets).unwrap())?;
+
+    wait("an outcome", || protection.outcome())?;
+    let end = protection.finish().map_err(|error| error.to_string())?;
+
+    assert!(matches!(end.outcome, Outcome::Failed(Cause::ConnectionLost)), "{end:?}");
+    assert!(end.runs_here && end.left.is_empty(), "{end:?}");
+    let why = protection.statistics().lost_because.unwrap_or_default();
+    assert!(why.contains("No such file or directory"), "{why}");
     lab.network.hear_more(10)?;
     drop(protection);
     assert_eq!(settings(&mut lab.primary)?, before);

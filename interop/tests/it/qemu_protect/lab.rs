@@ -1,6 +1,6 @@
 //! A QEMU that talks, its network seen from outside, and a standby behind a wire that can be cut or frozen.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -389,9 +389,66 @@ impl Lab {
         request: ProtectRequest,
         claims: Arc<dyn Claims>,
     ) -> Result<QemuProtection, Failure> {
-        let monitor = Endpoint::Unix(self.primary.operator_socket());
-        let vm = Vm::connect(&monitor).map_err(|error| error.to_string())?;
+        Self::begin_at(self.primary.operator_socket(), request, claims)
+    }
+
+    fn begin_at(
+        monitor: PathBuf,
+        request: ProtectRequest,
+        claims: Arc<dyn Claims>,
+    ) -> Result<QemuProtection, Failure> {
+        let vm = Vm::connect(&Endpoint::Unix(monitor)).map_err(|error| error.to_string())?;
         QemuProtection::begin(vm, request, claims).map_err(|error| error.to_string())
+    }
+
+    /// The same, and `act` before QEMU hears of `migrate`.
+    pub(super) fn begin_and_before_migrate(
+        &self,
+        request: ProtectRequest,
+        claims: Arc<dyn Claims>,
+        act: impl Fn() + Send + 'static,
+    ) -> Result<QemuProtection, Failure> {
+        let between = self.directory.path().join("between");
+        let listener = UnixListener::bind(&between).map_err(|error| error.to_string())?;
+        let far = UnixStream::connect(self.primary.operator_socket()).map_err(|error| error.to_string())?;
+        std::thread::spawn(move || -> std::io::Result<()> {
+            let (near, _) = listener.accept()?;
+            let (mut from, mut to) = (far.try_clone()?, near.try_clone()?);
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            for line in BufReader::new(near).lines() {
+                let line = line?;
+                if line.contains(r#""migrate""#) {
+                    act();
+                }
+                writeln!(&far, "{line}")?;
+            }
+            far.shutdown(std::net::Shutdown::Both)
+        });
+        Self::begin_at(between, request, claims)
+    }
+
+    /// Waits until the standby is known to hold this checkpoint.
+    pub(super) fn wait_until_held(
+        &mut self,
+        side: &Side,
+        protection: &QemuProtection,
+        number: u64,
+    ) -> Result<(), Failure> {
+        let held = wait(&format!("checkpoint {number}"), || {
+            let now = protection.statistics();
+            match now.contact.outcome {
+                Some(outcome) => Some(Err(format!("{outcome:?}: {:?}", now.contact.trouble))),
+                None => (now.held >= number).then_some(Ok(())),
+            }
+        });
+        if held.is_err() {
+            let (here, there) = (protection.statistics(), side.standby.statistics());
+            #[allow(clippy::print_stderr, reason = "a failing test says what it knows")]
+            {
+                eprintln!("{here:?}\n{there:?}\n{}", self.primary.describe_state());
+            }
+        }
+        held?
     }
 }
 
@@ -479,15 +536,4 @@ pub(super) fn word_in(image: &Path, address: u64) -> Result<u32, Failure> {
 
 fn secret() -> Secret {
     Secret::from_bytes([0; 32])
-}
-
-/// Waits until the standby is known to hold this checkpoint.
-pub(super) fn wait_until_held(protection: &QemuProtection, number: u64) -> Result<(), Failure> {
-    wait(&format!("checkpoint {number}"), || {
-        let now = protection.statistics();
-        match now.contact.outcome {
-            Some(outcome) => Some(Err(format!("{outcome:?}: {:?}", now.contact.trouble))),
-            None => (now.held >= number).then_some(Ok(())),
-        }
-    })?
 }
