@@ -57,11 +57,23 @@ pub struct Arguments {
 #[derive(Debug, Clone, clap::Args)]
 pub struct Reading {
     /// Most memory for pages that are read ahead while an image is served, over all guests; at least 1M
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = cache_limit)]
     pub cache_limit: u64,
     /// Where a compressed image that is served is unpacked to, in a file without a name [default: beside the image]
     #[arg(long, value_name = "DIR")]
     pub spool: Option<PathBuf>,
+}
+
+/// `--cache-limit`.
+fn cache_limit(text: &str) -> Result<u64, String> {
+    let bytes = units::parse_size(text)?;
+    if bytes < ImageOptions::LEAST_CACHE_BYTES {
+        return Err(format!(
+            "`{text}` is too little: at least {}",
+            units::bytes(ImageOptions::LEAST_CACHE_BYTES)
+        ));
+    }
+    Ok(bytes)
 }
 
 impl Reading {
@@ -335,4 +347,16 @@ pub fn figures(statistics: &ServeStatistics) -> Value {
         "time_until_guest": statistics.until_guest.map(|time| time.as_secs_f64()),
         "total_time": statistics.total.map(|time| time.as_secs_f64()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_limit_below_the_least_is_refused() {
+        assert_eq!(cache_limit("1M"), Ok(1 << 20));
+        let refused = cache_limit("1023k").unwrap_err();
+        assert!(refused.contains("at least 1.00 MiB"), "{refused}");
+    }
 }

@@ -52,7 +52,7 @@ Without `sterna protect` the primary needs the capabilities x-colo and return-pa
 --on-loss image only if its guest does not run any more when its connection is gone (its host is fenced, or it has no network of \
 its own). With --arbiter, --fence or --secret such a primary is refused.
 
-With --ram-dir the guest goes on in the QEMU whose command line stands behind `--`. It is the primary's, with the same id of the memory \
+With --ram-dir the guest goes on in the QEMU whose command line follows `--`. It is the primary's, with the same id of the memory \
 backend, but for `-object memory-backend-file,id=ID,size=SIZE,mem-path=DIR/FILE,share=on`. It starts and waits when the guest has come. \
 The file belongs to it from the takeover on: remove it when that QEMU has ended. If the guest cannot be started there, the checkpoint stays \
 held, and `sterna takeover --image` makes an image.

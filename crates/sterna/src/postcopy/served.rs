@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use sterna_image::{ImageError, ImageKind, Shape};
 use sterna_transport::Direct;
 
-use super::cache::ChunkCache;
+use super::cache::{ChunkCache, LEAST_BYTES};
 use super::store::{Access, ImageStore};
 use crate::error::MigrationError;
 use crate::start_error::StartError;
@@ -22,13 +22,18 @@ const READERS: usize = 2;
 pub struct ImageOptions {
     /// Whether pages go past the page cache. Pages of a stream never do.
     pub direct: Direct,
-    /// Most memory for pages that are read ahead, over all who are served; at least 1 MiB is taken.
+    /// Most memory for pages that are read ahead, over all who are served; at least [`ImageOptions::LEAST_CACHE_BYTES`] is taken.
     pub cache_limit_bytes: u64,
     /// Where an image that cannot be read at random is unpacked to, in a sparse file without a name. `None`: beside the
     /// image.
     pub spool: Option<PathBuf>,
     /// Serve an image with damaged devices or description, too.
     pub force_damaged: bool,
+}
+
+impl ImageOptions {
+    /// The least memory for pages that are read ahead: 1 MiB.
+    pub const LEAST_CACHE_BYTES: u64 = LEAST_BYTES;
 }
 
 impl Default for ImageOptions {
