@@ -68,7 +68,7 @@ impl Protected {
         let place = tempfile::tempdir().map_err(|error| format!("no temporary directory: {error}"))?;
         let builder = builder(root, cell);
         let (mut primary, words) = begun(&builder, place.path(), cell.load)?;
-        let clock = CpuClock::of(primary.id())?;
+        let clock = CpuClock::of(primary.pid())?;
         let (other, guard) = match cell.pair {
             Pair::QemuQemu => (secondary(builder, &mut primary, place.path(), cell)?, None),
             _ => standby(sterna, &mut primary, place.path(), cell, more)?,
@@ -135,7 +135,7 @@ impl Watched for Protected {
 
     fn standby(&self) -> u32 {
         match &self.other {
-            Other::Qemu { secondary, .. } => secondary.id(),
+            Other::Qemu { secondary, .. } => secondary.pid(),
             Other::Standby { program, .. } => program.id(),
         }
     }
@@ -155,7 +155,7 @@ fn begun(builder: &Builder, place: &Path, load: Load) -> Result<(Qemu, Option<Gu
         return Ok((primary, None));
     }
     primary.wait_for_ticks(1)?;
-    let words = GuestWords::of_process(primary.id())?;
+    let words = GuestWords::of_process(primary.pid())?;
     words.set_pace(load.pages_per_second())?;
     words.clear_gaps()?;
     Ok((primary, Some(words)))
@@ -196,7 +196,7 @@ fn secondary(builder: Builder, primary: &mut Qemu, place: &Path, cell: &Cell) ->
     primary.capabilities(&capabilities)?;
     primary.parameters(parameters)?;
     primary.start_migration(&uri)?;
-    let clock = CpuClock::of(secondary.id())?;
+    let clock = CpuClock::of(secondary.pid())?;
     Ok(Other::Qemu { secondary, clock })
 }
 

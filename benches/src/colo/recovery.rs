@@ -149,9 +149,9 @@ fn into_secondary(root: &Root, sterna: &Path, cell: &Cell) -> Result<Takeover, F
         resumes += usize::from(protected.next_event()?.is_some_and(|event| event.name == "RESUME"));
         Ok((resumes > 3).then_some(()))
     })?;
-    kill(protected.primary.id())?;
+    kill(protected.primary.pid())?;
     let Other::Qemu { secondary, .. } = &mut protected.other else { return Err("no secondary".to_owned()) };
-    let words = GuestWords::of_process(secondary.id())?;
+    let words = GuestWords::of_process(secondary.pid())?;
     let began = Instant::now();
     secondary.execute("x-colo-lost-heartbeat", Value::Null)?;
     wait("the guest", Duration::from_micros(200), || Ok((secondary.status()? == "running").then_some(())))?;

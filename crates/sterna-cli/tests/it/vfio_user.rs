@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use sterna_devices::statebank::{BankServer, StateBank, StateBankConfig, Verdict};
 use sterna_devices::vfio::MigState;
 
+use crate::certificates;
+
 const LIMIT: Duration = Duration::from_secs(60);
 /// RAM that the guest does not use.
 const WINDOW: (u64, u64) = (0x4_0000, 0x4_0000);
@@ -70,10 +72,15 @@ fn start(
 
 /// A machine whose devices write, and one that waits for it.
 fn pair(test: &str, directory: &Path) -> Option<(Machine, Machine)> {
+    pair_with(test, directory, &[])
+}
+
+/// The same, with `more` words for the machine whose devices write.
+fn pair_with(test: &str, directory: &Path, more: &[&str]) -> Option<(Machine, Machine)> {
     let bank =
         |seed| StateBankConfig { state_bytes: 6 << 20, precopy_percent: 50, seed, ..Default::default() };
     let writer = StateBankConfig { dma_rate: 2000, dma_window: Some(WINDOW), dirty_rate: 1 << 20, ..bank(1) };
-    let source = start(test, directory, "a", vec![writer, bank(2)], &[])?;
+    let source = start(test, directory, "a", vec![writer, bank(2)], more)?;
     let target = start(test, directory, "b", vec![bank(3), bank(4)], &["--incoming=defer"])?;
     let began = Instant::now();
     while source.banks[0].bank().status().dma_writes < 100 {
@@ -118,6 +125,35 @@ fn migrate_moves_devices_with_the_machine() {
     sterna("migrate", &source.qmp, &to, &more);
 
     assert_moved(&source, &target);
+}
+
+#[test]
+fn devices_move_with_compressed_pages_over_tls() {
+    let certificates = certificates::good_directory();
+    let tls = format!("--tls-dir={}", certificates.path().display());
+    for (rings, slower, compression, zero_pages) in [
+        (&[][..], "auto-converge", "zstd", "multifd"),
+        (&["--dirty-ring-size=1024"], "dirty-limit", "zlib", "legacy"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let test = "devices_move_with_compressed_pages_over_tls";
+        let Some((source, target)) = pair_with(test, directory.path(), rings) else { return };
+        let more = [
+            &format!("--dest-qmp={}", target.qmp.display())[..],
+            &tls,
+            &format!("--cap={slower}"),
+            "--cap=multifd",
+            "--cap=switchover-ack",
+            "--cap=return-path",
+            &format!("--set=multifd-compression={compression}"),
+            &format!("--set=zero-page-detection={zero_pages}"),
+            "--set=downtime-limit=20000",
+        ];
+
+        sterna("migrate", &source.qmp, Path::new("tcp:localhost:0"), &more);
+
+        assert_moved(&source, &target);
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@
 mod back_end;
 #[path = "../../../sterna-ram/tests/support/broken.rs"]
 mod broken;
+#[path = "../../../sterna-transport/tests/support/certificates.rs"]
+mod certificates;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../../../sterna-devices/tests/support/model.rs"]

@@ -8,12 +8,13 @@ use crate::common::tides::{assert_consistent, machine, steps, tide};
 use crate::common::{kvm_or_skip, rings_or_skip, wait_for};
 use sterna::dirty_rate::DirtyRateMeasurement;
 use sterna::{
-    Address, Arrival, Capabilities, Incoming, Migration, Outcome, Parameters, SourceVm, TargetVm, Throttle,
-    VcpuDirtyRate,
+    Address, Arrival, Capabilities, Compression, Incoming, Migration, Outcome, Parameters, SourceVm,
+    TargetVm, Throttle, VcpuDirtyRate,
 };
 use sterna_guests::tide::TideConfig;
 use sterna_guests::{Fill, Pattern};
 use sterna_ram::DirtyBitmaps;
+use sterna_ram::missing_pages::MissingPages;
 use sterna_vmm::{KvmMachine, MachineConfig, VmmError};
 
 /// So small that it is full all the time.
@@ -30,12 +31,22 @@ fn migrate(
         downtime_limit: Duration::from_secs(10),
         ..Parameters::default()
     };
+    let (migration, incoming) = begin(source, target, params, capabilities);
+    (migration.wait(), incoming.wait())
+}
+
+fn begin(
+    source: &Arc<KvmMachine>,
+    target: &Arc<KvmMachine>,
+    params: Parameters,
+    capabilities: Capabilities,
+) -> (Migration, Incoming) {
     let (from, to): (Arc<dyn SourceVm>, Arc<dyn TargetVm>) =
         (Arc::clone(source) as _, Arc::clone(target) as _);
     let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
     let incoming = Incoming::listen(to, &address, params.clone(), capabilities, Arc::new(())).unwrap();
     let migration = Migration::start(from, &incoming.address(), params, capabilities, Arc::new(())).unwrap();
-    (migration.wait(), incoming.wait())
+    (migration, incoming)
 }
 
 #[test]
@@ -64,6 +75,51 @@ fn tide_over_tiny_rings_migrates_bit_for_bit() {
         assert!(ring.full_exits() > 0, "{pattern}: {} times full", ring.full_exits());
         assert!(ring.reported().iter().all(|pages| *pages > 0), "{pattern}: {:?}", ring.reported());
         // Rings of both sizes are one and the same machine type: it goes on wherever it is.
+        let arrived = steps(&tide, &target);
+        wait_for("steps after the move", || {
+            steps(&tide, &target).iter().zip(&arrived).all(|(now, then)| *now > then + 100)
+        });
+        target.stop();
+        assert_consistent(&tide, &target);
+        assert_consistent(&tide, &source);
+    }
+}
+
+#[test]
+fn tide_over_tiny_rings_is_switched_to_postcopy() {
+    let test = "tide_over_tiny_rings_is_switched_to_postcopy";
+    if !rings_or_skip(test) {
+        return;
+    }
+    if let Err(error) = MissingPages::probe() {
+        eprintln!("SKIPPED {test}: {error}");
+        return;
+    }
+    let on = Capabilities { postcopy_ram: true, postcopy_preempt: true, ..Capabilities::default() };
+    for (pattern, capabilities, multifd_compression) in [
+        (Pattern::Mixed, on, Compression::None),
+        (Pattern::HotSet, Capabilities { multifd: true, ..on }, Compression::None),
+        (Pattern::Mixed, Capabilities { multifd: true, ..on }, Compression::Zstd),
+    ] {
+        let tide = tide(TideConfig { vcpus: 3, pattern, fill: Fill::Half(3), ..TideConfig::default() });
+        let (source, target) = (machine(&tide, TINY, false), machine(&tide, TINY, true));
+        source.resume().unwrap();
+        wait_for("first steps", || steps(&tide, &source).iter().all(|steps| *steps > 100));
+        // It does not end by itself.
+        let params = Parameters {
+            max_bandwidth_bytes: 60 << 20,
+            downtime_limit: Duration::ZERO,
+            multifd_compression,
+            ..Parameters::default()
+        };
+
+        let (migration, incoming) = begin(&source, &target, params, capabilities);
+        wait_for("what the rings tell", || migration.statistics().rounds_begun >= 2);
+        migration.start_postcopy().unwrap();
+        let ends = (migration.wait(), incoming.wait());
+
+        assert!(matches!(ends, (Outcome::Completed, Arrival::Completed(_))), "{pattern}: {ends:?}");
+        assert!(incoming.statistics().postcopy.is_some(), "{pattern}: it ran early");
         let arrived = steps(&tide, &target);
         wait_for("steps after the move", || {
             steps(&tide, &target).iter().zip(&arrived).all(|(now, then)| *now > then + 100)

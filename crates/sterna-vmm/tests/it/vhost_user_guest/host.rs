@@ -36,12 +36,13 @@ pub struct Host {
 
 impl Host {
     pub fn new(incoming: bool, devices: &[(DeviceKind, Fault)]) -> Result<Self, VmmError> {
-        Self::behind(incoming, devices, |back_end, _| back_end.socket().to_owned())
+        let base = MachineConfig { incoming, ..MachineConfig::new("host") };
+        Self::behind(base, devices, |back_end, _| back_end.socket().to_owned())
     }
 
     /// `place` says where the front end finds a back end.
     fn behind(
-        incoming: bool,
+        base: MachineConfig,
         devices: &[(DeviceKind, Fault)],
         mut place: impl FnMut(&BackEnd, &Path) -> PathBuf,
     ) -> Result<Self, VmmError> {
@@ -54,9 +55,8 @@ impl Host {
         let kinds = devices.iter().map(|(kind, _)| kind.clone());
         let machine = KvmMachine::new(MachineConfig {
             guest: Some(guest()),
-            incoming,
             vhost_user: options(kinds.zip(sockets)),
-            ..MachineConfig::new("host")
+            ..base
         })?;
         Ok(Self { machine, back_ends, directory: Some(directory) })
     }
@@ -67,14 +67,23 @@ impl Host {
         host
     }
 
+    /// One whose writes are found by dirty rings.
+    pub fn running_on_rings(devices: &[(DeviceKind, Fault)]) -> Self {
+        let base = MachineConfig { dirty_ring_size: Some(4096), ..MachineConfig::new("host") };
+        let host = Self::behind(base, devices, |back_end, _| back_end.socket().to_owned()).unwrap();
+        host.machine.resume().unwrap();
+        host
+    }
+
     /// One whose front end's words are recorded.
     pub fn recorded(kind: &DeviceKind, fault: Fault) -> (Self, Recorder) {
         let mut recorder = None;
-        let host = Self::behind(false, &[(kind.clone(), fault)], |back_end, directory| {
-            let (started, socket) = Recorder::before(back_end.socket(), directory);
-            recorder = Some(started);
-            socket
-        });
+        let host =
+            Self::behind(MachineConfig::new("host"), &[(kind.clone(), fault)], |back_end, directory| {
+                let (started, socket) = Recorder::before(back_end.socket(), directory);
+                recorder = Some(started);
+                socket
+            });
         let host = host.unwrap();
         host.machine.resume().unwrap();
         (host, recorder.unwrap())
@@ -171,14 +180,24 @@ impl Driver {
 }
 
 pub fn start(source: &Host, target: &Host) -> (Result<Migration, StartError>, Incoming) {
+    let plain = Parameters::default();
+    start_with(source, target, [&plain, &plain], Capabilities::default())
+}
+
+/// With parameters of the source and of the destination.
+pub fn start_with(
+    source: &Host,
+    target: &Host,
+    [ours, theirs]: [&Parameters; 2],
+    capabilities: Capabilities,
+) -> (Result<Migration, StartError>, Incoming) {
     let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
-    let capabilities = Capabilities::default();
     let listening =
-        Incoming::listen(target.machine.clone(), &address, Parameters::default(), capabilities, Arc::new(()));
+        Incoming::listen(target.machine.clone(), &address, theirs.clone(), capabilities, Arc::new(()));
     let incoming = listening.unwrap();
     let address = incoming.address();
     let migration =
-        Migration::start(source.machine.clone(), &address, Parameters::default(), capabilities, Arc::new(()));
+        Migration::start(source.machine.clone(), &address, ours.clone(), capabilities, Arc::new(()));
     (migration, incoming)
 }
 

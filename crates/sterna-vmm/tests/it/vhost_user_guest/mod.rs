@@ -5,14 +5,20 @@ mod host;
 mod recorder;
 mod same_host;
 
+use std::sync::Arc;
+
 use crate::back_end::{BLOCK_QUEUES, BLOCK_SIZE, Fault, LINGERS, SECTORS};
+use crate::certificates;
 use crate::common::kvm_or_skip;
 use crate::registers::{
     DEVICE_ID, GENERATION, INTERRUPT_STATUS, MAGIC, NEEDS_RESET, QUEUE_NUM_MAX, STATUS, VERSION_1, wait_until,
 };
 use crate::virtqueue::Virtqueue;
-use host::{Driver, Host, MAC, RING_STEP, RINGS, fs, migrate, start};
-use sterna::{Arrival, Outcome, RunState};
+use host::{Driver, Host, MAC, RING_STEP, RINGS, fs, migrate, start, start_with};
+use sterna::{
+    Arrival, Capabilities, Compression, Outcome, Parameters, RunState, Tls, TlsCredentials, TlsEndpoint,
+    ZeroPageDetection,
+};
 use sterna_vmm::{DeviceKind, KvmMachine, MachineConfig};
 
 #[test]
@@ -103,6 +109,53 @@ fn guest_moves_with_requests_in_flight_and_its_rings_go_on_where_they_were() {
         (3..7).for_each(|request| driver.check(&target, request));
         driver.registers.acknowledge(&target.machine, 1);
         driver.serve(&target, 7..20);
+    }
+}
+
+#[test]
+fn device_moves_with_compressed_pages_over_tls() {
+    if !kvm_or_skip("device_moves_with_compressed_pages_over_tls") {
+        return;
+    }
+    let certificates = certificates::good_directory();
+    for (multifd_compression, zero_page_detection, slower) in [
+        (
+            Compression::Zstd,
+            ZeroPageDetection::Multifd,
+            Capabilities { auto_converge: true, ..Default::default() },
+        ),
+        (
+            Compression::Zlib,
+            ZeroPageDetection::Legacy,
+            Capabilities { dirty_limit: true, ..Default::default() },
+        ),
+    ] {
+        let devices = [(fs(), Fault::Lingers)];
+        // A dirty limit needs rings.
+        let source = match slower.dirty_limit {
+            true => Host::running_on_rings(&devices),
+            false => Host::running(&devices),
+        };
+        let target = Host::new(true, &[(fs(), Fault::None)]).unwrap();
+        let mut driver = Driver::new(0, &fs());
+        driver.start(&source);
+        driver.serve(&source, 0..3);
+        let capabilities = Capabilities { multifd: true, switchover_ack: true, ..slower };
+        let [ours, theirs] = [TlsEndpoint::Client, TlsEndpoint::Server].map(|endpoint| {
+            let credentials = TlsCredentials::from_directory(certificates.path(), endpoint, false).unwrap();
+            Parameters {
+                multifd_compression,
+                zero_page_detection,
+                tls: Some(Tls::new(Arc::new(credentials))),
+                ..Parameters::default()
+            }
+        });
+
+        let (migration, incoming) = start_with(&source, &target, [&ours, &theirs], capabilities);
+        let ends = (migration.unwrap().wait(), incoming.wait());
+
+        assert!(matches!(ends, (Outcome::Completed, Arrival::Completed(RunState::Running))), "{ends:?}");
+        driver.serve(&target, 3..20);
     }
 }
 
