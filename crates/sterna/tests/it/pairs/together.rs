@@ -21,9 +21,19 @@ fn on_huge_pages() -> ProcessConfig {
     ProcessConfig { backing: Backing::Huge2M, blocks: vec![("ram".to_owned(), 6 << 20)], ..small() }
 }
 
-/// A guest on memory of each kind.
+/// A guest on one huge page of the largest size.
+fn on_1_gib() -> ProcessConfig {
+    ProcessConfig { backing: Backing::Huge1G, blocks: vec![("ram".to_owned(), 1 << 30)], ..small() }
+}
+
+/// A guest on memory of each kind of which it takes little.
 pub(super) fn kinds() -> [ProcessConfig; 2] {
     [small(), on_huge_pages()]
+}
+
+/// A guest on memory of each kind.
+fn all_kinds() -> [ProcessConfig; 3] {
+    [small(), on_huge_pages(), on_1_gib()]
 }
 
 /// Moves a guest with two devices that have streams.
@@ -50,7 +60,7 @@ fn with_streams(
 #[test]
 fn same_host_with_device_streams_and_huge_pages() {
     let (lanes, multifd) = common::multifd(3);
-    for config in kinds() {
+    for config in all_kinds() {
         for (channels, capabilities) in [(2, Capabilities::default()), (lanes.multifd_channels, multifd)] {
             for pauses in [false, true] {
                 let params = Parameters {
@@ -71,7 +81,7 @@ fn same_host_with_device_streams_and_huge_pages() {
 fn device_streams_over_tls_with_and_without_compression_and_huge_pages() {
     let certificates = crate::certificates::good_directory();
     let at = "tcp:127.0.0.1:0".parse().unwrap();
-    for config in kinds() {
+    for config in all_kinds() {
         for compression in [None, Some(Compression::None), Some(Compression::Zstd), Some(Compression::Zlib)] {
             let capabilities = Capabilities { multifd: compression.is_some(), ..Capabilities::default() };
             let multifd_compression = compression.unwrap_or_default();
@@ -86,7 +96,7 @@ fn device_streams_over_tls_with_and_without_compression_and_huge_pages() {
 #[test]
 fn zero_pages_with_compression_over_tls_on_huge_pages() {
     let certificates = crate::certificates::good_directory();
-    for config in kinds() {
+    for config in all_kinds() {
         let config = ProcessConfig { fill: Fill::Half(3), ..config };
         for multifd_compression in [Compression::None, Compression::Zstd, Compression::Zlib] {
             for zero_page_detection in
@@ -196,8 +206,7 @@ fn resume(migration: &Migration, incoming: &Incoming) {
 /// Huge pages of 1 GiB are moved as others are, also after the guest, and after a recovery from the beginning.
 #[test]
 fn huge_pages_of_1_gib_move_before_and_after_the_guest() {
-    let blocks = vec![("ram".to_owned(), 1 << 30)];
-    let config = ProcessConfig { backing: Backing::Huge1G, blocks, ..small() };
+    let config = on_1_gib();
     let (lanes, _) = common::multifd(2);
     let mut ways = vec![(common::parameters(), Capabilities::default(), false)];
     if let Some(on) = postcopy() {
