@@ -130,6 +130,11 @@ pub struct Parameters {
     pub vcpu_dirty_limit_bytes: u64,
     /// What to do with a guest that does not converge. Live.
     pub non_convergence: NonConvergence,
+    /// `x-sterna-postcopy-after`: the source starts postcopy so long after the migration's start by itself, whether precopy converges or
+    /// not; zero: it does not. Whichever comes first of this and the next one. Needs [`Capabilities::postcopy_ram`]. Live.
+    pub postcopy_after: Duration,
+    /// `x-sterna-postcopy-after-rounds`: the source starts postcopy by itself when so many rounds are over; 0: it does not. Live.
+    pub postcopy_after_rounds: u32,
     /// `x-sterna-status-question`: whether a lost acknowledgement is asked for (source) and such questions are
     /// answered (destination).
     pub status_questions: StatusQuestions,
@@ -200,6 +205,8 @@ impl Parameters {
         self.throttle_trigger_threshold = from.throttle_trigger_threshold;
         self.vcpu_dirty_limit_bytes = from.vcpu_dirty_limit_bytes;
         self.non_convergence = from.non_convergence;
+        self.postcopy_after = from.postcopy_after;
+        self.postcopy_after_rounds = from.postcopy_after_rounds;
     }
 
     /// These settings for a migration that runs with `running`.
@@ -255,6 +262,8 @@ impl Default for Parameters {
             throttle_trigger_threshold: 50,
             vcpu_dirty_limit_bytes: 1 << 20,
             non_convergence: NonConvergence::KeepGoing,
+            postcopy_after: Duration::ZERO,
+            postcopy_after_rounds: 0,
             status_questions: StatusQuestions::Auto,
             max_queued_stream_bytes: 64 << 20,
             xbzrle_cache_bytes: 64 << 20,

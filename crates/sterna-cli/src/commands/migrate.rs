@@ -56,9 +56,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME")]
     pub cap: Vec<String>,
     /// Let the guest go on at the destination before all of its memory is there; the rest follows, what it needs first. WHEN
-    /// is `auto`: if it writes faster than the link carries (needs a Sterna as the source); or a number of seconds after the
-    /// start, 0 for as soon as possible. Switches postcopy-ram and postcopy-preempt on, on both sides with `--dest-qmp`. Once
-    /// the guest runs at the destination, it needs both sides and the link until all of its memory is there
+    /// is `auto`: if it writes faster than the link carries; or a number of rounds of precopy, such as `2rounds` (both need a
+    /// Sterna as the source); or a number of seconds after the start, 0 for as soon as possible. Switches postcopy-ram and
+    /// postcopy-preempt on, on both sides with `--dest-qmp`. Once the guest runs at the destination, it needs both sides and
+    /// the link until all of its memory is there
     #[arg(long, value_name = "WHEN", value_parser = postcopy_when, num_args = 0..=1, default_missing_value = "auto")]
     pub postcopy: Option<PostcopyWhen>,
     /// Make a connection that breaks before the guest is handed over anew, and go on with what had arrived, for so many seconds
@@ -95,26 +96,43 @@ pub enum PostcopyWhen {
     Auto,
     /// So long after the start.
     After(Duration),
+    /// After so many rounds of precopy.
+    AfterRounds(u32),
 }
 
 impl PostcopyWhen {
     /// So long after the start, if that is when.
     fn after(self) -> Option<Duration> {
         match self {
-            Self::Auto => None,
             Self::After(time) => Some(time),
+            Self::Auto | Self::AfterRounds(_) => None,
+        }
+    }
+
+    /// After so many rounds, if that is when.
+    fn after_rounds(self) -> Option<u32> {
+        match self {
+            Self::AfterRounds(rounds) => Some(rounds),
+            Self::Auto | Self::After(_) => None,
         }
     }
 }
 
 pub(super) fn postcopy_when(text: &str) -> Result<PostcopyWhen, String> {
-    match text {
-        "auto" => Ok(PostcopyWhen::Auto),
-        other => other
-            .parse()
-            .map(|seconds: u32| PostcopyWhen::After(Duration::from_secs(seconds.into())))
-            .map_err(|_| format!("`{other}` is neither `auto` nor a number of seconds")),
-    }
+    let number = |digits: &str| digits.parse::<u32>().ok();
+    let rounds = text.strip_suffix("rounds").or_else(|| text.strip_suffix("round"));
+    let when = match (text, rounds) {
+        ("auto", _) => Some(PostcopyWhen::Auto),
+        (_, Some(digits)) => number(digits).filter(|rounds| *rounds > 0).map(PostcopyWhen::AfterRounds),
+        (digits, None) => {
+            number(digits).map(|seconds| PostcopyWhen::After(Duration::from_secs(seconds.into())))
+        }
+    };
+    when.ok_or_else(|| {
+        format!(
+            "`{text}` is neither `auto`, nor a number of seconds, nor a number of rounds such as `2rounds`"
+        )
+    })
 }
 
 /// An address that some QEMU knows; which of them, the VM says.
@@ -171,9 +189,13 @@ fn with_settings(mut arguments: Arguments) -> Arguments {
             arguments.cap.push(name);
         }
     }
-    if when == PostcopyWhen::Auto {
-        arguments.set.push(("x-sterna-non-convergence".to_owned(), "postcopy".to_owned()));
-    }
+    let at_source = match when {
+        PostcopyWhen::Auto => Some(("x-sterna-non-convergence", "postcopy".to_owned())),
+        PostcopyWhen::AfterRounds(rounds) => Some(("x-sterna-postcopy-after-rounds", rounds.to_string())),
+        // Told from here, since a QEMU has no such setting.
+        PostcopyWhen::After(_) => None,
+    };
+    arguments.set.extend(at_source.map(|(name, value)| (name.to_owned(), value)));
     arguments
 }
 
@@ -343,7 +365,9 @@ fn left_paused(at: &str, why: StaysPaused) -> String {
 fn foretell(arguments: &Arguments, source: &mut Monitor, address: &str) -> Result<Plan, Stop> {
     let to = Some(address.to_owned());
     let postcopy_after = arguments.postcopy.and_then(PostcopyWhen::after);
-    let stated = Stated { bandwidth_bytes: arguments.bandwidth, to, postcopy_after, ..Stated::default() };
+    let postcopy_after_rounds = arguments.postcopy.and_then(PostcopyWhen::after_rounds);
+    let bandwidth_bytes = arguments.bandwidth;
+    let stated = Stated { bandwidth_bytes, to, postcopy_after, postcopy_after_rounds, ..Stated::default() };
     let plan = stated.plan_for(source)?;
     terminal::note(&plan::table(&plan));
     if let Some(file) = &arguments.report {
@@ -489,6 +513,9 @@ mod tests {
     fn postcopy_stands_for_settings_of_both_sides() {
         assert_eq!(postcopy_when("auto"), Ok(PostcopyWhen::Auto));
         assert_eq!(postcopy_when("0"), Ok(PostcopyWhen::After(Duration::ZERO)));
+        assert_eq!(postcopy_when("2rounds"), Ok(PostcopyWhen::AfterRounds(2)));
+        assert_eq!(postcopy_when("1round"), Ok(PostcopyWhen::AfterRounds(1)));
+        assert!(postcopy_when("0rounds").is_err() && postcopy_when("rounds").is_err());
         assert!(postcopy_when("soon").is_err() && postcopy_when("-1").is_err());
     }
 

@@ -61,6 +61,9 @@ pub struct Figures {
     /// precopy stands still]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     postcopy_after: Option<Duration>,
+    /// After how many rounds of precopy postcopy is started, as with `sterna migrate --postcopy Nrounds`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    postcopy_after_rounds: Option<u32>,
     /// Uncertainty of bandwidth and dirty rate, in per cent
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=90))]
     uncertainty: u8,
@@ -142,6 +145,7 @@ impl Figures {
             },
             to: self.to.clone(),
             postcopy_after: self.postcopy_after,
+            postcopy_after_rounds: self.postcopy_after_rounds,
         }
     }
 }

@@ -39,6 +39,8 @@ pub struct Stated {
     pub to: Option<String>,
     /// How long after the start postcopy is started, if not when precopy stands still.
     pub postcopy_after: Option<Duration>,
+    /// After how many rounds postcopy is started, if not when precopy stands still.
+    pub postcopy_after_rounds: Option<u32>,
 }
 
 /// Bytes per second that go.
@@ -87,6 +89,7 @@ impl Default for Stated {
             intervals: survey::INTERVALS.to_vec(),
             to: None,
             postcopy_after: None,
+            postcopy_after_rounds: None,
         }
     }
 }
@@ -122,6 +125,7 @@ impl Stated {
         PostcopyInputs {
             limit_bytes: survey.and_then(|survey| survey.max_postcopy_bandwidth_bytes),
             after: self.postcopy_after,
+            after_rounds: self.postcopy_after_rounds,
             excluded: by_address.or_else(|| survey.and_then(|survey| survey.postcopy_excluded.clone())),
         }
     }

@@ -148,6 +148,14 @@ fn postcopy(plan: &Plan) -> Option<String> {
             operators = format!("with postcopy after {}", units::seconds(after.as_secs_f64()));
             &operators
         }
+        SwitchReason::AfterRounds => {
+            let rounds = plan.inputs.postcopy.after_rounds.unwrap_or_default();
+            operators = match rounds {
+                1 => "with postcopy after one round".to_owned(),
+                _ => format!("with postcopy after {rounds} rounds"),
+            };
+            &operators
+        }
         SwitchReason::AfterFirstRound => "with postcopy after the first round",
         _ => "with postcopy when precopy stands still",
     };

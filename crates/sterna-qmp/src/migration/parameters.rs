@@ -166,6 +166,8 @@ const CHUNK_SIZE: &str = "x-rdma-chunk-size";
 /// Most bytes of guest memory that are registered at once.
 const PINNED_LIMIT: &str = "x-sterna-rdma-pinned-limit";
 /// How long a lost connection may take to be made anew; 0: it ends the migration (specs/extension.md §13).
+const POSTCOPY_AFTER: &str = "x-sterna-postcopy-after";
+const POSTCOPY_AFTER_ROUNDS: &str = "x-sterna-postcopy-after-rounds";
 const RECONNECT_WINDOW: &str = "x-sterna-reconnect-window";
 /// What decides when a checkpoint is taken.
 pub(super) const CHECKPOINT_MODE: &str = "x-sterna-checkpoint-mode";
@@ -222,6 +224,8 @@ pub const PARAMETERS: &[ParameterSpec] = &[
         only_for: None,
         default: Default::Word("keep-going"),
     },
+    row(POSTCOPY_AFTER, number(0, 24 * HOUR_MS), Milliseconds, Live, 0),
+    row(POSTCOPY_AFTER_ROUNDS, number(0, u32::MAX as u64), Unit::None, Live, 0),
     frozen_flag("x-sterna-replace-file"),
     frozen_flag("x-sterna-cpr-allow-root"),
     word(STATUS_QUESTION, &["auto", "operator"], Frozen, "auto"),
@@ -332,6 +336,9 @@ impl ParameterSet {
                 "postcopy" => NonConvergence::Postcopy,
                 _ => NonConvergence::KeepGoing,
             },
+            postcopy_after: milliseconds(POSTCOPY_AFTER),
+            // The table takes no more.
+            postcopy_after_rounds: self.number(POSTCOPY_AFTER_ROUNDS) as u32,
             status_questions: match self.word(STATUS_QUESTION) {
                 "operator" => StatusQuestions::Operator,
                 _ => StatusQuestions::Auto,

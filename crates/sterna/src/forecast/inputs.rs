@@ -66,6 +66,9 @@ pub struct PostcopyInputs {
         skip_serializing_if = "Option::is_none"
     )]
     pub after: Option<Duration>,
+    /// After how many rounds postcopy starts; none: not because of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_rounds: Option<u32>,
     /// Why postcopy cannot be used here, as a clause; it is not proposed then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<String>,

@@ -22,6 +22,8 @@ pub enum SwitchReason {
     AfterFirstRound,
     /// An operator starts it then ([`PostcopyInputs::after`](super::PostcopyInputs::after)).
     Operator,
+    /// So many rounds are over ([`PostcopyInputs::after_rounds`](super::PostcopyInputs::after_rounds)).
+    AfterRounds,
 }
 
 /// What postcopy would do.
@@ -64,19 +66,7 @@ impl PostcopyForecast {
     /// Computes it, for a guest that precopy moves within so many seconds, or not at all.
     pub(super) fn new(inputs: &Inputs, precopy: Option<f64>) -> Self {
         let off = inputs.sane_uncertainty();
-        let after = inputs.postcopy.after.map(|after| after.as_secs_f64());
-        let reason = match (after, precopy) {
-            (Some(after), end) if end.is_none_or(|end| after < end) => SwitchReason::Operator,
-            (_, Some(_)) => SwitchReason::AfterFirstRound,
-            (_, None) => SwitchReason::NotConverging,
-        };
-        let until = match reason {
-            SwitchReason::NotConverging => Until::Ended,
-            SwitchReason::AfterFirstRound => Until::FirstRound,
-            SwitchReason::Operator => {
-                Until::Seconds(after.unwrap_or_default() - inputs.fixed.setup.as_secs_f64())
-            }
-        };
+        let (reason, until) = when(inputs, precopy);
         let cases = [Luck::better(off), Luck::EXPECTED, Luck::worse(off)]
             .map(|luck| Case::new(inputs, &simulate::switch(inputs, luck, until)));
         let range = |of: fn(&Case) -> f64| Range::of(cases.each_ref().map(of));
@@ -91,6 +81,24 @@ impl PostcopyForecast {
             faults: range(|case| case.faults),
             most_faults: most(|case| case.missing).ceil(),
         }
+    }
+}
+
+/// Why postcopy begins, and how much of precopy comes before.
+fn when(inputs: &Inputs, precopy: Option<f64>) -> (SwitchReason, Until) {
+    let rounds =
+        inputs.postcopy.after_rounds.map(|rounds| (SwitchReason::AfterRounds, Until::Rounds(rounds)));
+    let time = inputs.postcopy.after.map(|after| {
+        let seconds = after.as_secs_f64() - inputs.fixed.setup.as_secs_f64();
+        (SwitchReason::Operator, Until::Seconds(seconds))
+    });
+    let wanted = rounds.into_iter().chain(time);
+    let comes =
+        wanted.filter_map(|(reason, until)| Some((simulate::switch_at(inputs, until)?, reason, until)));
+    match (comes.min_by(|one, other| one.0.total_cmp(&other.0)), precopy) {
+        (Some((_, reason, until)), _) => (reason, until),
+        (None, Some(_)) => (SwitchReason::AfterFirstRound, Until::Rounds(1)),
+        (None, None) => (SwitchReason::NotConverging, Until::Ended),
     }
 }
 

@@ -140,8 +140,16 @@ pub(super) struct Switch {
 
 /// Simulates precopy until postcopy starts.
 pub(super) fn switch(inputs: &Inputs, luck: Luck, until: Until) -> Switch {
-    match play(inputs, luck, NonConvergence::Postcopy, until) {
+    match play(inputs, luck, until.policy(), until) {
         End::Requested(model) | End::StandsStill(model) => model.switch(),
+    }
+}
+
+/// When postcopy starts, in seconds since the migration's start; none if precopy ends before.
+pub(super) fn switch_at(inputs: &Inputs, until: Until) -> Option<f64> {
+    match play(inputs, Luck::EXPECTED, until.policy(), until) {
+        End::Requested(_) => None,
+        End::StandsStill(model) => Some(model.switch().at),
     }
 }
 
@@ -150,10 +158,20 @@ pub(super) fn switch(inputs: &Inputs, luck: Luck, until: Until) -> Switch {
 pub(super) enum Until {
     /// All of it, until the policy requests the switchover or gives up.
     Ended,
-    /// The first round.
-    FirstRound,
+    /// So many rounds.
+    Rounds(u32),
     /// So long since pages began to move.
     Seconds(f64),
+}
+
+impl Until {
+    /// Where an operator has said how long, precopy goes on for so long even if it stands still.
+    fn policy(self) -> NonConvergence {
+        match self {
+            Self::Ended => NonConvergence::Postcopy,
+            Self::Rounds(_) | Self::Seconds(_) => NonConvergence::KeepGoing,
+        }
+    }
 }
 
 /// How precopy ends.
@@ -171,7 +189,7 @@ fn play(inputs: &Inputs, luck: Luck, non_convergence: NonConvergence, until: Unt
     }
     let is_enough = |model: &Model<'_>| match until {
         Until::Ended => false,
-        Until::FirstRound => model.run.rounds >= 1,
+        Until::Rounds(rounds) => model.run.rounds >= rounds.into(),
         Until::Seconds(end) => model.now >= end,
     };
     let begun = Begun {
@@ -180,8 +198,12 @@ fn play(inputs: &Inputs, luck: Luck, non_convergence: NonConvergence, until: Unt
         round_trip: Duration::ZERO,
         fixed_downtime: inputs.fixed.downtime(),
     };
-    // Whoever waits for the policy to give up waits longer.
-    let patience = if non_convergence == NonConvergence::Postcopy { PATIENCE_OF_POLICY } else { PATIENCE };
+    let patience = match until {
+        Until::Rounds(_) | Until::Seconds(_) => u32::MAX,
+        // Whoever waits for the policy to give up waits longer.
+        Until::Ended if non_convergence == NonConvergence::Postcopy => PATIENCE_OF_POLICY,
+        Until::Ended => PATIENCE,
+    };
     let mut policy = Policy::new(begun, model.snapshot());
     let mut outputs = VecDeque::new();
     for _ in 0..STEPS {

@@ -68,6 +68,8 @@ pub(super) fn check_postcopy(
             (capabilities.postcopy_preempt, "postcopy_preempt"),
             (capabilities.postcopy_blocktime, "postcopy_blocktime"),
             (params.non_convergence == NonConvergence::Postcopy, "non_convergence postcopy"),
+            (!params.postcopy_after.is_zero(), "postcopy_after"),
+            (params.postcopy_after_rounds > 0, "postcopy_after_rounds"),
         ];
         return match needs.into_iter().find(|(is_set, _)| *is_set) {
             Some((_, what)) => Err(SettingsError::NeedsPostcopy { what }),

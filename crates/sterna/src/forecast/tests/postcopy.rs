@@ -119,6 +119,41 @@ fn postcopy_that_an_operator_starts_is_forecast_for_then() {
 }
 
 #[test]
+fn precopy_that_stands_still_goes_on_until_an_operator_starts_postcopy() {
+    let stuck = Inputs { first_round_bytes: 20 * GB, uncertainty: 0.0, ..steady(12 * GB) };
+    let postcopy = PostcopyInputs { after: Some(Duration::from_secs(300)), ..PostcopyInputs::default() };
+
+    let postcopy = Forecast::new(&Inputs { postcopy, ..stuck.clone() }).postcopy.unwrap();
+
+    assert_eq!(postcopy.switch, SwitchReason::Operator);
+    let at = postcopy.switch_at.expected.unwrap();
+    assert!((299.0..305.0).contains(&at), "{at}");
+}
+
+#[test]
+fn postcopy_after_rounds_is_forecast_for_the_end_of_the_last_of_them() {
+    for dirty in [8 * GB, 12 * GB] {
+        let mut before = 0.0;
+        for rounds in [1, 2, 40] {
+            let postcopy = PostcopyInputs { after_rounds: Some(rounds), ..PostcopyInputs::default() };
+            let inputs = Inputs { postcopy, first_round_bytes: 20 * GB, uncertainty: 0.0, ..steady(dirty) };
+
+            let postcopy = Forecast::new(&inputs).postcopy.unwrap();
+
+            // Precopy that converges has ended by then.
+            let is_over = dirty == 8 * GB && rounds == 40;
+            let expected = if is_over { SwitchReason::AfterFirstRound } else { SwitchReason::AfterRounds };
+            assert_eq!(postcopy.switch, expected, "{rounds} of {dirty}");
+            let at = postcopy.switch_at.expected.unwrap();
+            assert!(is_over || at > before, "{at} for {rounds} of {dirty}");
+            before = at;
+            let read: Inputs = serde_json::from_str(&serde_json::to_string(&inputs).unwrap()).unwrap();
+            assert_eq!(read.postcopy, inputs.postcopy);
+        }
+    }
+}
+
+#[test]
 fn postcopy_of_a_guest_that_converges_is_looked_at_after_the_first_round() {
     let inputs = Inputs { first_round_bytes: 20 * GB, ..steady(GB) };
 

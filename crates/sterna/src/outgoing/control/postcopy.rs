@@ -20,6 +20,7 @@ use crate::outgoing::postcopy::recovery::say_hello;
 use crate::outgoing::postcopy::sender::PageSender;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::DeviceStreams;
+use crate::params::Parameters;
 use crate::postcopy::answers::PACKAGE_PING;
 use crate::postcopy::page_sizes;
 use crate::threads::call;
@@ -77,6 +78,22 @@ impl Control {
             // Precopy goes on until the destination is ready.
             Err(Refusal::AcknowledgementsMissing { .. }) => Ok(false),
             Err(refusal) => Err(MigrationError::Internal(refusal.to_string()).into()),
+        }
+    }
+
+    /// Wants the switch when the time or the rounds are over that an operator has set for precopy.
+    pub(super) fn want_switch_if_due(&self) {
+        let shared = &self.shared;
+        if !shared.capabilities.postcopy_ram || shared.postcopy.is_wanted() {
+            return;
+        }
+        let Parameters { postcopy_after: time, postcopy_after_rounds: rounds, .. } = shared.params();
+        let (clock, begun) = {
+            let statistics = shared.statistics.lock();
+            (statistics.clock(), statistics.rounds_begun)
+        };
+        if !time.is_zero() && clock >= time || rounds > 0 && begun > u64::from(rounds) {
+            shared.postcopy.want();
         }
     }
 

@@ -161,6 +161,7 @@ impl Control {
     pub(super) fn follow_policy(&mut self, mut settings: Settings) -> Result<(), Break> {
         let mut outputs = VecDeque::new();
         loop {
+            self.want_switch_if_due();
             if self.switch_if_wanted()? {
                 return Ok(());
             }

@@ -184,6 +184,28 @@ fn guest_that_does_not_converge_goes_on_in_postcopy_by_itself() {
 }
 
 #[test]
+fn postcopy_begins_by_itself_after_a_time_or_after_rounds() {
+    let Some(capabilities) = capabilities(true) else { return };
+    // A round takes 50 ms.
+    let config = ProcessConfig { rate: 0, working_set_pages: Some(256), ..config() };
+    let slow = Parameters { downtime_limit: Duration::ZERO, ..slow() };
+    let time = Parameters { postcopy_after: Duration::from_millis(300), ..slow.clone() };
+    let rounds = Parameters { postcopy_after_rounds: 2, ..slow.clone() };
+    for params in [time, rounds] {
+        let begun = std::time::Instant::now();
+        let pair = Pair::begin(&config, &params, capabilities).arrives();
+        assert!(begun.elapsed() >= params.postcopy_after);
+        let statistics = pair.migration.statistics();
+        assert!(statistics.rounds_begun > u64::from(params.postcopy_after_rounds), "{statistics:?}");
+        assert!(pair.incoming.statistics().postcopy.is_some(), "it ran early");
+    }
+    // An operator may think of it later.
+    let pair = Pair::begin(&config, &slow, capabilities).after_rounds(4);
+    pair.migration.set_live(|params| params.postcopy_after_rounds = 1).unwrap();
+    assert!(pair.arrives().incoming.statistics().postcopy.is_some(), "it ran early");
+}
+
+#[test]
 fn precopy_that_converges_ends_as_ever_though_postcopy_is_on() {
     let Some(capabilities) = capabilities(true) else { return };
     let config = ProcessConfig { rate: 100, working_set_pages: Some(8), ..config() };
@@ -266,12 +288,16 @@ fn what_does_not_go_with_postcopy_is_refused_by_its_name() {
     };
     let tcp = "tcp:127.0.0.1:1";
     let auto = Parameters { non_convergence: NonConvergence::Postcopy, ..slow() };
+    let after = Parameters { postcopy_after: Duration::from_secs(1), ..slow() };
+    let rounds = Parameters { postcopy_after_rounds: 1, ..slow() };
     let cpr = Parameters { mode: sterna::MigrationMode::CprTransfer, ..slow() };
     for (refused, word) in [
         (begin("file:/nowhere", slow(), on), "a file"),
         (begin(tcp, slow(), Capabilities { return_path: false, ..on }), "return_path"),
         (begin("unix:/nowhere", cpr, on), "cpr-transfer"),
         (begin(tcp, auto, Capabilities::default()), "non_convergence"),
+        (begin(tcp, after, Capabilities::default()), "postcopy_after"),
+        (begin(tcp, rounds, Capabilities::default()), "postcopy_after_rounds"),
         (
             begin(tcp, slow(), Capabilities { postcopy_ram: false, postcopy_preempt: true, ..on }),
             "postcopy_preempt",
