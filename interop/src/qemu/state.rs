@@ -21,8 +21,10 @@ impl Qemu {
         let before = threads(self.pid());
         std::thread::sleep(BETWEEN);
         for thread in threads(self.pid()) {
-            let used =
-                before.iter().find(|old| old.id == thread.id).map_or(0, |old| thread.ticks - old.ticks);
+            let used = before
+                .iter()
+                .find(|old| old.id == thread.id)
+                .map_or(0, |old| thread.ticks.saturating_sub(old.ticks));
             // Writing to a string does not fail.
             let _ = writeln!(lines, "  {}, {used} ticks in {BETWEEN:?}, {}", thread.name, thread.place);
         }
@@ -60,7 +62,7 @@ fn threads(pid: u32) -> Vec<Thread> {
 fn thread(task: &Path) -> Thread {
     let read = |name: &str| std::fs::read_to_string(task.join(name)).unwrap_or_default().trim().to_owned();
     let stat = read("stat");
-    // Behind the name, which may contain blanks and brackets: proc(5) counts the state as the third field.
+    // After the name, which may contain blanks and brackets: proc(5) counts the state as the third field.
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).copied().unwrap_or_default();
     let time = |number: usize| field(number).parse::<u64>().unwrap_or_default();
