@@ -29,7 +29,7 @@ use self::ways::{Way, move_guest};
 use crate::scenarios::{Failure, ensure};
 use crate::sterna_does;
 
-/// How long a clock of the guest may seem to stand still.
+/// How much further a clock of the guest may have gone between two ticks than this host's.
 const LONGEST_GAP: Duration = Duration::from_secs(20);
 
 /// How long the guest may be away beyond the pause: on a busy host one core does everything for it.
